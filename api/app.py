@@ -25,7 +25,7 @@ from layout_tuner.api.http.url_prefix import UrlPrefix, refuse_taken_prefix
 from layout_tuner.api.leases.worker_batches import WorkerBatches
 from layout_tuner.api.live.database_changes import DatabaseChanges
 from layout_tuner.api.live.event_hub import EventHub
-from layout_tuner.api.process.background_jobs import Sweeper, prune, sweeping
+from layout_tuner.api.process.background_jobs import Sweeper, prune, send_messages, sweeping
 from layout_tuner.api.process.metrics import MeasuredRequests, Metrics
 from layout_tuner.api.routes import (
     access,
@@ -43,6 +43,7 @@ from layout_tuner.api.routes import (
     trainers,
     trials,
     usage,
+    webhooks,
     workers,
 )
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
@@ -148,6 +149,7 @@ async def _at_work(
             in_background(hub.run()),
             in_background(hub.streams.run()),
             in_background(prune(store, settings.retention)),
+            in_background(send_messages(store, settings)),
         ):
             yield
 
@@ -177,6 +179,7 @@ def _all_routes() -> Sequence[BaseRoute]:
         allocations,
         access,
         usage,
+        webhooks,
     ):
         router.include_router(
             routes.router,

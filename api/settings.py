@@ -63,6 +63,10 @@ class Settings:
     """How long logs, iterations, events, the audit log and idempotency keys are kept."""
     default_visibility: Visibility = "everyone"
     """Who sees a campaign that is submitted without saying so."""
+    webhook_hosts: frozenset[str] = frozenset()
+    """The origins to which webhooks may go; none: nothing is sent."""
+    webhook_pace_s: float = 1.0
+    """Seconds between looks for messages; a first retry waits for five times as long."""
     data_dir: Path | None = None
     """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)

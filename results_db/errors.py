@@ -132,6 +132,14 @@ class QuotaExceededError(ResultsDbError):
     """The budget of a new campaign is more than a quota leaves to its owner or its group."""
 
 
+class WebhookInvalidError(ResultsDbError):
+    """A webhook's address, events or format cannot be."""
+
+
+class WebhookNotFoundError(ResultsDbError):
+    """The owner has no webhook of this id."""
+
+
 class TokenInvalidError(ResultsDbError):
     """The name or the expiry of a new token is invalid."""
 

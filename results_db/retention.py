@@ -21,7 +21,7 @@ from layout_tuner.results_db.database.locks import lock_campaign
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import RetentionInvalidError
 from layout_tuner.results_db.events.event_log import EventLog
-from layout_tuner.results_db.models.service_tables import AuditRow, IdempotencyKey
+from layout_tuner.results_db.models.service_tables import AuditRow, IdempotencyKey, MessageRow
 from layout_tuner.results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
 
 ROWS_AT_ONCE: Final = 1000
@@ -46,6 +46,8 @@ class Retention:
     """Entries of the audit log."""
     requests: float | None = 7.0
     """Idempotency keys of requests."""
+    messages: float | None = 30.0
+    """Messages of webhooks, also those that wait."""
 
     @classmethod
     def read(cls, settings: Iterable[str]) -> Self:
@@ -68,6 +70,7 @@ class Pruned:
     events: int = 0
     audit: int = 0
     requests: int = 0
+    messages: int = 0
 
     @property
     def total(self) -> int:
@@ -138,6 +141,7 @@ _OLD_ROWS: Final[Mapping[str, tuple[Any, Callable[[datetime], ColumnElement[bool
         lambda before: TrialLog.trial_id.in_(select(Trial.id).where(Trial.ended_at < before)),
     ),
     "audit": (AuditRow.id, lambda before: AuditRow.at < before),
+    "messages": (MessageRow.id, lambda before: MessageRow.at < before),
     "requests": (IdempotencyKey.campaign_id, lambda before: IdempotencyKey.created_at < before),
 }
 """By kind, the column by which rows are deleted, and which rows are old."""

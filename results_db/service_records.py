@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Final, Literal, TypedDict, get_args
@@ -204,3 +205,43 @@ class UsageRead:
     total: UsageRow
     days: list[UsageRow]
     """By day, in order; days without usage are left out."""
+
+
+WEBHOOK_FORMATS: Final = ("standard", "slack", "mattermost")
+CAMPAIGN_NOTICES: Final = ("campaign.ended", "campaign.new_winner", "quota.at_80_percent")
+ADMIN_NOTICES: Final = ("node.set_aside", "worker.lost")
+"""Events that webhooks send; the latter only those that an administrator made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebhookMessageRead:
+    """A message to a webhook."""
+
+    message_id: str
+    """The same in every attempt, so that a receiver can drop repeats."""
+    kind: str
+    at: datetime
+    state: str
+    """waiting, delivered or given up."""
+    attempts: int
+    problem: str
+    """Why the last attempt failed; empty: it did not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebhookRead:
+    """An address to which an owner has messages of events sent."""
+
+    id: int
+    owner: str
+    address: str
+    format: str
+    events: Sequence[str]
+    campaigns: str
+    """Of which campaigns: a name, or a pattern with * and ?."""
+    off_because: str
+    """Why nothing is sent; empty: it is on."""
+    messages: Sequence[WebhookMessageRead]
+    """The last five, the newest first."""
+    secret: str | None = None
+    """Receivers check signatures with it; null unless it is new."""

@@ -13,6 +13,7 @@ from layout_tuner.results_db.access.quotas import Quotas
 from layout_tuner.results_db.access.shares import Shares
 from layout_tuner.results_db.access.sign_ins import SignIns
 from layout_tuner.results_db.access.tokens import Access
+from layout_tuner.results_db.access.webhooks import Webhooks
 from layout_tuner.results_db.actor import SYSTEM, Actor
 from layout_tuner.results_db.allocations.allocations import Allocations
 from layout_tuner.results_db.allocations.leases import Leases
@@ -93,6 +94,7 @@ class Store:
         self.shares = Shares(*parts)
         self.quotas = Quotas(*parts)
         self.sign_ins = SignIns(*parts)
+        self.webhooks = Webhooks(*parts)
         self.retention = Pruning(*parts)
         self.statistics = Statistics(*parts)
 

@@ -71,6 +71,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.OwnerNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.QuotaInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.QuotaExceededError: HTTPStatus.CONFLICT,
+    db_errors.WebhookInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.WebhookNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.TokenInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt, in_background
 from layout_tuner.api.live.database_changes import DatabaseChanges
+from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.results_db.database.change_mark import RUNNING_TRIAL
 from layout_tuner.results_db.database.store_base import Clock
@@ -147,3 +148,12 @@ async def prune(
     while True:
         await attempt(prune_once, outage, "nothing was pruned")
         await asyncio.sleep(every_s)
+
+
+async def send_messages(store: Store, settings: Settings) -> None:
+    """Sends the messages of webhooks until cancelled, where hosts are allowed."""
+    if settings.webhook_hosts:
+        # Imported where it is used: httpx is slow to import.
+        from layout_tuner.api.process.webhook_sender import WebhookSender
+
+        await WebhookSender(store, settings).run()

@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "token": "layout_tuner.cli.command_table:token",
     "owner": "layout_tuner.cli.command_table:owner",
     "group": "layout_tuner.cli.command_table:group",
+    "webhook": "layout_tuner.cli.command_table:webhook",
     "login": "layout_tuner.cli.service.login:login",
     "logout": "layout_tuner.cli.service.login:logout",
     "whoami": "layout_tuner.cli.service.token:whoami",
@@ -175,6 +176,7 @@ _TOKEN: Final = ("create", "list_tokens", "revoke")
 _OWNER: Final = ("list_owners", "set_owner")
 _GROUP: Final = ("add", "create_group", "delete", "list_groups", "remove", "set_group")
 _QUOTA: Final = ("list_quotas", "remove_quota", "set_quota")
+_WEBHOOK: Final = ("add", "list_webhooks", "remove", "test")
 
 
 def _sources(functions: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -233,3 +235,8 @@ def group() -> None:
 @click.group(cls=LazyGroup, sources=_sources({"shares": _QUOTA}))
 def quota() -> None:
     """List, set and remove quotas of owners and groups."""
+
+
+@click.group(cls=LazyGroup, sources=_sources({"webhook": _WEBHOOK}))
+def webhook() -> None:
+    """List, add, test and remove the addresses that get word of events."""

@@ -36,6 +36,7 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelRead,
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
+from layout_tuner.api.schemas.webhooks import WebhookChange, WebhookPage
 from layout_tuner.client.calls import PAGE, Calls, segment
 from layout_tuner.results_db.actor import QuotaKind, QuotaPeriod
 from layout_tuner.results_db.service_records import (
@@ -47,6 +48,8 @@ from layout_tuner.results_db.service_records import (
     QuotaRead,
     UsageChoice,
     UsageRead,
+    WebhookMessageRead,
+    WebhookRead,
 )
 
 
@@ -254,6 +257,22 @@ class AccessCalls(Calls):
         """Takes owners out of a group: all of them, or none."""
         path = f"/v1/groups/{segment(group)}/members/{segment(','.join(owners))}"
         return self._read(self._send("DELETE", path), GroupRead)
+
+    def webhooks(self) -> WebhookPage:
+        """The owner's webhooks; for an administrator those of all."""
+        return self._get("/webhooks", WebhookPage)
+
+    def add_webhook(self, webhook: WebhookChange) -> WebhookRead:
+        """Makes a webhook; only this answer contains its secret."""
+        return self._post("/webhooks", WebhookRead, webhook.model_dump())
+
+    def test_webhook(self, webhook_id: int) -> WebhookMessageRead:
+        """Sends a test message."""
+        return self._post(f"/webhooks/{webhook_id}/test", WebhookMessageRead)
+
+    def remove_webhook(self, webhook_id: int) -> None:
+        """Deletes a webhook."""
+        self._delete(f"/webhooks/{webhook_id}")
 
     def audit_page(
         self, *, limit: int | None = None, cursor: str | None = None, **chosen: Unpack[AuditChoice]

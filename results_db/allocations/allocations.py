@@ -16,6 +16,7 @@ from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from layout_tuner.results_db.allocations.node_status import (
     is_shown,
     keep_quarantine,
+    notify_set_aside,
     quarantine_again,
     scope_of,
 )
@@ -274,6 +275,7 @@ class Allocations(StoreSection):
             )
             row = session.get_one(NodeQuarantine, (cluster, node, ""), with_for_update=True)
             since = row.since if row.released_at is None else now
+            notify_set_aside(session, cluster, node, since)
             quarantine_again(row, reason, since, reported_by=by, requested_by_user=True)
             session.flush()
             self._audit(session, "node.quarantine", "node", node, cluster=cluster, reason=reason)

@@ -24,8 +24,9 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.states import UNUSABLE_NODE_STATES
 from layout_tuner.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
+from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
-from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.table_base import insert_many, insert_missing
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER
 
 RELEASE_TIME_S: Final = 30.0
@@ -52,6 +53,8 @@ def note_quarantines(
         if any(not row.released_at or _is_release_on_its_way(row, worker, now) for row in rows):
             continue
         keep_quarantine(session, worker.cluster, name, reason, now, scope=scope, reported_by=by)
+        if worker.launcher != SIMULATED_LAUNCHER:
+            notify_set_aside(session, worker.cluster, name, now)
         for row in rows:
             if row.scope == scope:
                 quarantine_again(row, reason, now, reported_by=by)
@@ -133,18 +136,13 @@ def keep_quarantine(
         "requested_by_user": requested_by_user,
         "release_pending": False,
     }
-    session.execute(_insert_of(session)(NodeQuarantine).values(row).on_conflict_do_nothing())
+    insert_missing(session, NodeQuarantine, [row])
 
 
-def _insert_of(session: Session) -> Any:
-    # Imported where it is used: the dialect of PostgreSQL is slow to import.
-    if session.get_bind().dialect.name == "sqlite":
-        from sqlalchemy.dialects import sqlite
-
-        return sqlite.insert
-    from sqlalchemy.dialects import postgresql
-
-    return postgresql.insert
+def notify_set_aside(session: Session, cluster: str, node: str, since: datetime) -> None:
+    """Sends word to webhooks; the reason is not in it, since it may name a campaign."""
+    data = {"cluster": cluster, "node": node, "text": f"Node {node} of {cluster} is set aside"}
+    notify(session, "node.set_aside", now=since, key=f"{cluster} {node} {since}", data=data)
 
 
 def quarantine_again(

@@ -25,6 +25,7 @@ from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, shar
 from layout_tuner.results_db.access.quotas import refuse_beyond
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.access.visibility import may_see
+from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
 from layout_tuner.results_db.campaigns.start_from import may_calibrate
@@ -530,6 +531,9 @@ def _end(
     campaign.message = message
     campaign.ended_at = now
     emit(session, campaign.id, "campaign.ended", now=now, state=state, reason=reason)
+    said = f"Campaign {campaign.name} is {state}: {message or reason}"
+    data = {"state": state, "reason": reason, "text": said}
+    notify(session, "campaign.ended", now=now, campaign=campaign, data=data)
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
     for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -169,3 +170,11 @@ def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, 
     """Inserts rows in their order; pending changes of the session are not flushed first."""
     if rows:
         session.connection().execute(insert(kind), rows)
+
+
+def insert_missing(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts rows, without those that break a unique constraint."""
+    # Imported where it is used: the dialect of PostgreSQL is slow to import.
+    dialect = import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
+    for row in rows:
+        session.execute(dialect.insert(kind).values(row).on_conflict_do_nothing())

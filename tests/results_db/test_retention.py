@@ -99,9 +99,9 @@ def test_more_rows_than_a_transaction_takes_all_go_and_nothing_else_does(
 
 
 def test_settings_are_read_as_people_write_them_and_others_refused_with_what_to_write() -> None:
-    assert Retention.read([]) == Retention(events=30, requests=7)
+    assert Retention.read([]) == Retention(events=30, requests=7, messages=30)
     read = Retention.read(["logs=90", "iterations=365.5", "events=forever", "logs=30"])
-    assert read == Retention(logs=30, iterations=365.5, events=None, requests=7)
+    assert read == Retention(logs=30, iterations=365.5, events=None, requests=7, messages=30)
 
     for setting in ("logs", "logs=", "logs=-1", "logs=nan", "logs=x", "trials=3", ""):
         with pytest.raises(RetentionInvalidError, match=r"does not say .*: write "):

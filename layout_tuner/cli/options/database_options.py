@@ -66,6 +66,6 @@ keep_option = click.option(
     envvar="LAYOUT_TUNER_KEEP",
     show_envvar=True,
     metavar="KIND=DAYS",
-    help="Days for which logs, iterations, events, audit or requests are kept; KIND=forever keeps all. "
-    "[default: events=30 requests=7, all else for ever]",
+    help="Days for which logs, iterations, events, audit, requests or messages are kept; KIND=forever "
+    "keeps all. [default: events=30 requests=7 messages=30, all else for ever]",
 )

@@ -24,6 +24,7 @@ from layout_tuner.api.http.connection_limits import (
 )
 from layout_tuner.api.http.server import LimitedServer
 from layout_tuner.api.http.url_prefix import read_prefix
+from layout_tuner.api.http.webhook_hosts import read_hosts
 from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
@@ -71,6 +72,15 @@ GIL_SWITCH_S: Final = 0.0001
 @keep_option
 @default_visibility_option
 @half_life_option
+@click.option(
+    "--webhook-hosts",
+    multiple=True,
+    envvar="LAYOUT_TUNER_WEBHOOK_HOSTS",
+    show_envvar=True,
+    metavar="HOST",
+    help="Host to which webhooks may go, such as hooks.example.org, *.example.org:8443 or, without TLS, "
+    "http://chat; a private one has to be named exactly. [default: none]",
+)
 @click.option("--supervisor", type=int, hidden=True, help="Process id of the `up` that runs this.")
 @database_option
 def serve(
@@ -82,6 +92,7 @@ def serve(
     keep: tuple[str, ...],
     default_visibility: Visibility,
     share_half_life: str,
+    webhook_hosts: tuple[str, ...],
     supervisor: int | None,
     database: str | None,
 ) -> None:
@@ -96,6 +107,7 @@ def serve(
         sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention, half_life_s = Retention.read(keep), read_half_life_s(share_half_life)
+        hosts = read_hosts(webhook_hosts)
         log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
         data.create()
@@ -111,6 +123,7 @@ def serve(
                 worker_token=load_or_make_token(data.worker_token_file),
                 requests_per_s=requests_per_s,
                 retention=retention,
+                webhook_hosts=hosts,
                 local_hosts_only=is_loopback(listener) and not endpoint.is_behind_proxy,
                 is_behind_proxy=endpoint.is_behind_proxy,
                 url_prefix=endpoint.url_prefix,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "r021"
-down_revision = "r018"
+down_revision = "r020"
 branch_labels = None
 depends_on = None
 

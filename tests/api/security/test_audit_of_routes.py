@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ UNAUDITED = {
     "post_outcome": "attempts tell how they ended",
     "show_device": "a session allows a command line, which a request with a token does not have",
     "revoke_device_token": "a command line signs out, which another token cannot",
+    "test_webhook": "the message is kept with its webhook",
     "sign_out": "a session has ended, which a request with a token does not have",
 }
 MODEL = {"preset": "tiny", "num_layers": 2}
@@ -33,6 +35,8 @@ NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
 CHANGED_OWNER = {"act": "owner", "name": "ann", "weight": "3"}
+WEBHOOK = {"address": "https://hooks.test/x"}
+FORM = {**WEBHOOK, "format": "slack", "events": ["campaign.ended"]}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
 EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
@@ -64,6 +68,11 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
     "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
     "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
+    "create_webhook": ("webhook.put", "hosts", "POST /v1/webhooks", WEBHOOK),
+    "update_webhook": ("webhook.put", "webhook", "PATCH /v1/webhooks/{}", {"on": False}),
+    "delete_webhook": ("webhook.delete", "webhook", "DELETE /v1/webhooks/{}", None),
+    "do_add_webhook": ("webhook.put", "hosts", "POST /webhooks", FORM),
+    "do_change_webhook": ("webhook.put", "webhook", "POST /webhooks/{}/off", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
@@ -91,6 +100,11 @@ def made_ready(api: Api, what: str) -> str:
         described = MODEL if what == "model" else CLUSTER
         assert api.http.put(f"/v1/{what}s/mine", json=described).is_success
         return "mine"
+    if what in ("hosts", "webhook"):
+        state: Any = api.http.app.state  # type: ignore[attr-defined]
+        hosts = frozenset(["https://hooks.test:443"])
+        state.settings = replace(state.settings, webhook_hosts=hosts)
+        return str(api.post("/webhooks", WEBHOOK, 201)["id"]) if what == "webhook" else ""
     if what == "worker":
         return api.register()
     if what in ("node", "quarantined"):

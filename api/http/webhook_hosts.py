@@ -1,0 +1,68 @@
+"""The addresses to which webhooks may go: an administrator's list of hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+from ipaddress import IPv6Network, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from layout_tuner.results_db.errors import WebhookInvalidError
+
+_HOST: Final = re.compile(r"(?:(https?)://)?([A-Za-z0-9*._-]+|\[[0-9A-Fa-f:]+\])(?::(\d{1,5}))?/?")
+_GLOBAL_IPV6: Final = IPv6Network("2000::/3")
+
+
+def read_hosts(given: Iterable[str]) -> frozenset[str]:
+    """The origins of --webhook-hosts, such as https://*.example.org:443 for *.example.org.
+
+    Raises WebhookInvalidError for what is not a host.
+    """
+    found = set()
+    for text in given:
+        if (read := _HOST.fullmatch(text.strip())) is None:
+            raise WebhookInvalidError(
+                f"--webhook-hosts {text[:80]!r} is not a host such as hooks.example.org or http://chat:80"
+            )
+        found.add(_origin(read[1] or "https", read[2].strip("[]"), int(read[3] or 0)))
+    return frozenset(found)
+
+
+def refuse_address(address: str, hosts: Collection[str]) -> bool:
+    """Returns whether an address may be a private one: the administrator named exactly its host.
+
+    Raises WebhookInvalidError if it is not allowed.
+    """
+    try:
+        url = urlsplit(address)
+        origin = _origin(url.scheme, url.hostname or "", url.port or 0)
+    except ValueError:
+        url = urlsplit("")
+    if url.scheme not in ("http", "https") or not url.hostname or not address.isprintable():
+        raise WebhookInvalidError(f"address {address[:80]!r} is not one of https://")
+    if "@" in url.netloc:
+        raise WebhookInvalidError("the address has a user or a password in it; leave them out")
+    if not any(fnmatchcase(origin, each) for each in hosts):
+        raise WebhookInvalidError(
+            f"{origin[:200]} is not a host that an administrator allows with `serve --webhook-hosts`: "
+            f"{', '.join(sorted(hosts)) or 'none is'}"
+        )
+    return origin in hosts
+
+
+def refuse_private(host: str) -> None:
+    """Raises WebhookInvalidError for an IP address that is not of the public internet."""
+    ip = ip_address(host)
+    is_public = ip.is_global and not ip.is_multicast
+    if ip.version == 6:  # none that holds an IPv4 address
+        is_public &= ip in _GLOBAL_IPV6 and not (ip.sixtofour or ip.teredo)
+    if not is_public:
+        raise WebhookInvalidError(
+            f"{host} is private, and `serve --webhook-hosts` does not name exactly this host"
+        )
+
+
+def _origin(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://{host.lower()}:{port or (80 if scheme == 'http' else 443)}"

@@ -1,0 +1,354 @@
+"""Messages of webhooks: who gets which, in which order, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from layout_tuner.protocol.worker_messages import NodeBody, NodeStatusBody, StatusBody
+from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.webhooks import OutgoingMessage, notify
+from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.errors import WebhookInvalidError, WebhookNotFoundError
+from layout_tuner.results_db.models.service_tables import MessageRow
+from layout_tuner.results_db.models.tables import Campaign
+from layout_tuner.results_db.retention import Retention
+from layout_tuner.results_db.store import Store
+from layout_tuner.search_spaces.layouts.layout import Layout
+from tests.kit.store import (
+    TurnableClock,
+    make_spec,
+    make_worker,
+    run_trial,
+    send_beats,
+)
+
+pytestmark = pytest.mark.sqlite_is_enough(False)
+
+EVENTS = ["campaign.ended", "campaign.new_winner", "quota.at_80_percent"]
+
+
+def by(store: Store, owner: str, role: Any = "submitter") -> Store:
+    return store.by(Actor(name=f"token-of-{owner}", role=role, owner=owner))
+
+
+def hook(store: Store, **given: Any) -> int:
+    asked = {"address": "https://a.test/x", "format": "standard", "events": EVENTS}
+    asked |= {"campaigns": "*", "link": "https://tuner.test"} | given
+    return store.webhooks.put(None, rotate=True, **asked).id
+
+
+def make(store: Store, owner: str, name: str, **sharing: Any) -> int:
+    own = by(store, owner).campaigns
+    return own.create(make_spec(name), num_legal_layouts=9, sharing=Sharing(**sharing)).id
+
+
+def claim(store: Store) -> list[OutgoingMessage]:
+    return store.webhooks.claim(())
+
+
+def settle(store: Store, message: OutgoingMessage, problem: str = "", **more: Any) -> None:
+    store.webhooks.settle(message.id, problem, **({"pause_s": 5, "is_gone": False} | more))
+
+
+def drained(store: Store) -> list[Any]:
+    """The bodies of all messages that are due, in the order in which they are sent."""
+    found = []
+    while messages := claim(store):
+        for each in messages:
+            found.append(json.loads(each.body))
+            settle(store, each)
+    return found
+
+
+def test_owners_get_word_of_what_they_may_see(store: Store) -> None:
+    store.owners.put_group("lab", members=["ann", "bob"])
+    for owner in ("ann", "bob", "cid"):
+        hook(by(store, owner), address=f"https://{owner}.test/")
+    for visibility in ("private", "group", "everyone"):
+        by(store, "ann").campaigns.cancel(make(store, "ann", visibility, visibility=visibility))
+    found: dict[str, set[str]] = {"ann": set(), "bob": set(), "cid": set()}
+    while messages := claim(store):
+        for each in messages:
+            body = json.loads(each.body)
+            found[each.address[8:11]].add(body["data"]["campaign"])
+            assert body["type"] == "campaign.ended"
+            settle(store, each)
+    everyone = {"everyone"}
+    assert found == {
+        "ann": everyone | {"private", "group"},
+        "bob": everyone | {"group"},
+        "cid": everyone,
+    }
+
+
+def test_hidden_campaigns_make_no_message(store: Store) -> None:
+    hook(by(store, "bob"))
+    by(store, "ann").campaigns.cancel(make(store, "ann", "private", visibility="private"))
+    assert by(store, "bob").webhooks.all()[0].messages == []
+
+
+def test_only_events_that_are_asked_for_are_sent(store: Store) -> None:
+    hook(by(store, "ann"), events=["quota.at_80_percent"])
+    by(store, "ann").campaigns.cancel(make(store, "ann", "unasked"))
+    assert claim(store) == []
+
+
+def test_a_later_webhook_hears_of_no_earlier_loss(store: Store, clock: TurnableClock) -> None:
+    make_worker(store)
+    clock.forward(31)
+    hook(by(store, "root", "admin"), events=["worker.lost"])
+    store.webhooks.note_lost_workers()
+    assert claim(store) == []
+
+
+def test_what_is_hidden_meanwhile_is_not_sent(store: Store) -> None:
+    hook(by(store, "bob"))
+    campaign = make(store, "ann", "soon-hidden")
+    by(store, "ann").campaigns.cancel(campaign)
+    with store._db.write() as session:
+        session.get_one(Campaign, campaign).visibility = "private"
+    assert claim(store) == []
+    (message,) = store.webhooks.all()[0].messages
+    assert message.state == "given up"
+    assert message.problem == "its owner may not see the campaign now"
+
+
+def test_the_end_of_a_deleted_campaign_is_sent(store: Store) -> None:
+    hook(by(store, "ann"))
+    campaign = make(store, "ann", "gone")
+    by(store, "ann").campaigns.cancel(campaign)
+    by(store, "ann").campaigns.delete(campaign)
+    (body,) = drained(store)
+    assert body["data"]["campaign"] == "gone"
+
+
+def test_a_message_has_the_three_fields_and_a_link(store: Store, clock: TurnableClock) -> None:
+    hook(store, campaigns="big-*")
+    ids = [make(store, "ann", name) for name in ("small", "big-one")]
+    for campaign in ids:
+        store.campaigns.cancel(campaign)
+    (body,) = drained(store)
+    assert body["type"] == "campaign.ended"
+    assert body["timestamp"] == clock.now.isoformat()
+    assert body["data"] == {
+        "campaign": "big-one",
+        "campaign_id": ids[1],
+        "state": "CANCELLED",
+        "reason": "cancelled",
+        "text": body["data"]["text"],
+        "url": f"https://tuner.test/campaigns/{ids[1]}",
+    }
+    assert body["data"]["text"].startswith("Campaign big-one is CANCELLED: ")
+
+
+def test_a_rolled_back_event_has_no_message(store: Store) -> None:
+    hook(store)
+    with store._db.write() as session:
+        notify(session, "quota.at_80_percent", now=store.now(), data={})
+        session.rollback()
+    assert claim(store) == []
+
+
+def test_a_campaigns_later_message_waits(store: Store, clock: TurnableClock) -> None:
+    hook(store)
+    ids = [make(store, "ann", name) for name in ("first", "second")]
+    with store._db.write() as session:
+        for number in range(4):
+            campaign = session.get_one(Campaign, ids[number % 2])
+            said = {"number": number}
+            notify(session, "campaign.ended", now=clock.now, campaign=campaign, data=said)
+    (message,) = claim(store)
+    assert json.loads(message.body)["data"]["number"] == 0
+    settle(store, message, "the receiver answered 500")
+    (other,) = claim(store)
+    assert json.loads(other.body)["data"]["number"] == 1
+    settle(store, other)
+    assert [each["data"]["number"] for each in drained(store)] == [3]
+    clock.forward(8)
+    (again,) = claim(store)
+    assert (again.message_id, again.body) == (message.message_id, message.body)
+    settle(store, again)
+    assert [each["data"]["number"] for each in drained(store)] == [2]
+
+
+def test_a_claimed_message_is_sent_again_later(store: Store, clock: TurnableClock) -> None:
+    webhook = hook(store)
+    store.webhooks.test(webhook)
+    (message,) = claim(store)
+    assert claim(store) == []
+    clock.forward(31)
+    assert [each.message_id for each in claim(store)] == [message.message_id]
+    assert store.webhooks.claim({webhook}) == []
+
+
+def test_pauses_double_and_end_after_a_day(store: Store, clock: TurnableClock) -> None:
+    store.webhooks.test(hook(store))
+    pauses = []
+    for _ in range(99):
+        messages = claim(store)
+        if messages:
+            settle(store, messages[0], "the receiver answered 500")
+            began = clock.now
+            (message,) = store.webhooks.all()[0].messages
+            if message.state != "waiting":
+                break
+        while not claim_is_due(store):
+            clock.forward(1 + (clock.now - began).total_seconds() / 20)
+        pauses.append((clock.now - began).total_seconds())
+    assert message.state == "given up"
+    assert message.problem == "the receiver answered 500"
+    for pause_s, expected_s in zip(pauses[:9], (5 * 2**each for each in range(9)), strict=False):
+        assert 0.5 * expected_s <= pause_s <= 1.7 * expected_s + 2
+    assert 22 * 3600 < sum(pauses) <= 24 * 3600 + 60
+    assert claim(store) == []
+
+
+def claim_is_due(store: Store) -> bool:
+    with store._db.read() as session:
+        return session.scalars(select(MessageRow.next_at)).one() <= store.now()
+
+
+def test_a_receiver_that_is_gone_turns_it_off(store: Store) -> None:
+    webhook = hook(store)
+    store.webhooks.test(webhook)
+    settle(store, claim(store)[0], "the receiver answered 410", is_gone=True)
+    store.campaigns.cancel(make(store, "ann", "unheard"))
+    assert claim(store) == []
+    (found,) = store.webhooks.all()
+    assert found.off_because == "the receiver answered 410"
+    assert [each.kind for each in found.messages] == ["webhook.test"]
+    store.webhooks.put(webhook, rotate=False, off_because="")
+    store.campaigns.cancel(make(store, "ann", "heard"))
+    assert len(claim(store)) == 1
+
+
+def test_an_event_that_is_found_twice_is_one_message(store: Store) -> None:
+    for name in ("ann", "bob"):
+        hook(by(store, name))
+    for _ in range(2):
+        with store._db.write() as session:
+            for key in ("a", "b"):
+                known = {"now": store.now(), "key": key, "owner": "ann", "data": {"text": key}}
+                notify(session, "quota.at_80_percent", **known)
+    assert [each["data"]["text"] for each in drained(store)] == ["a", "b"]
+
+
+def test_only_admins_get_word_of_nodes(store: Store) -> None:
+    with pytest.raises(WebhookInvalidError, match=r"^events 'node.set_aside' is not one of "):
+        hook(by(store, "ann"), events=["node.set_aside"])
+    admin = hook(by(store, "root", "admin"), events=["node.set_aside", "worker.lost"])
+    nodes = [NodeBody(name=f"node-{number}", num_devices=8) for number in (0, 1)]
+    worker = make_worker(store, num_nodes=2, nodes=nodes)
+    bad = NodeStatusBody(name="node-1", state="quarantined", reason="of campaign secret")
+    for _ in range(2):
+        store.allocations.quarantine_node("local-cpu", "node-0", "of campaign secret")
+        said = [NodeStatusBody(name="node-0", state="idle"), bad]
+        send_beats(store, worker.id, [], status=StatusBody(nodes=said))
+    bodies = drained(store)
+    assert [each["data"].pop("text") for each in bodies] == [
+        "Node node-0 of local-cpu is set aside",
+        "Node node-1 of local-cpu is set aside",
+    ]
+    assert [each["data"] for each in bodies] == [
+        {"cluster": "local-cpu", "node": name, "url": "https://tuner.test/"}
+        for name in ("node-0", "node-1")
+    ]
+    with pytest.raises(WebhookNotFoundError):
+        by(store, "ann").webhooks.delete(admin)
+
+
+def test_a_lost_worker_is_reported_once_a_loss(store: Store, clock: TurnableClock) -> None:
+    hook(by(store, "root", "admin"), events=["worker.lost"])
+    worker = make_worker(store)
+    for silent_s, number in ((20, 0), (20, 1), (10, 0)):
+        clock.forward(silent_s)
+        store.webhooks.note_lost_workers()
+        assert len(drained(store)) == number
+    send_beats(store, worker.id, [])
+    clock.forward(31)
+    store.webhooks.note_lost_workers()
+    (body,) = drained(store)
+    assert body["data"]["node"] == worker.host
+
+
+def test_a_new_winner_is_reported_once(store: Store, clock: TurnableClock) -> None:
+    hook(store)
+    campaign, worker = make(store, "ann", "first"), make_worker(store)
+    clock.forward(1)
+    for step_time_s, layout, winner in (
+        (1.0, Layout(), 1),
+        (2.0, Layout(micro_batch_size=2), None),
+        (0.5, Layout(micro_batch_size=4), 3),
+    ):
+        run_trial(store, campaign, layout, worker=worker.id, step_time_s=step_time_s)
+        for _ in range(2):
+            asked, ends = store.webhooks.watched()
+            assert "campaign.new_winner" in asked
+            won = store.leaderboard.winners(ends)[campaign]
+            found = (won.layout_key, won.trial_number, won.value)
+            store.webhooks.note_winner(campaign, *found)
+        told = [each["data"]["trial"] for each in drained(store)]
+        assert told == ([] if winner is None else [winner])
+
+
+def test_secrets_rotate_with_a_day_of_both(store: Store, clock: TurnableClock) -> None:
+    first = store.webhooks.put(
+        None,
+        rotate=True,
+        address="https://a.test",
+        format="slack",
+        events=EVENTS,
+        campaigns="*",
+        link="",
+    )
+    second = store.webhooks.put(first.id, rotate=True)
+    assert store.webhooks.all()[0].secret is None
+    store.webhooks.test(first.id)
+    assert claim(store)[0].secrets == [second.secret, first.secret]
+    clock.forward(86401)
+    assert claim(store)[0].secrets == [second.secret]
+
+
+@pytest.mark.parametrize(
+    ("chat", "text"),
+    [
+        ("slack", "&lt;!channel&gt; @\u200bhere &amp; *x*"),
+        ("mattermost", "&lt;!channel&gt; @\u200bhere &amp; \\*x\\*"),
+    ],
+)
+def test_chats_find_no_mention_in_a_text(store: Store, chat: str, text: str) -> None:
+    hook(store, format=chat)
+    with store._db.write() as session:
+        said = {"text": "<!channel> @here & *x*"}
+        notify(session, "quota.at_80_percent", now=store.now(), data=said)
+    assert drained(store) == [{"text": f"{text}\n<https://tuner.test/|Open it>"}]
+
+
+def test_webhooks_are_in_the_audit_without_address(store: Store) -> None:
+    mine = by(store, "ann")
+    webhook = hook(mine, address="https://chat.test/secret-path")
+    mine.webhooks.put(webhook, rotate=True)
+    mine.webhooks.delete(webhook)
+    entries = store.access.audit(target_kind="webhook")
+    assert [each.action for each in entries] == ["webhook.delete", "webhook.put", "webhook.put"]
+    assert entries[1].details["host"] == "chat.test"
+    assert "secret-path" not in repr(entries)
+
+
+def test_old_messages_are_pruned(store: Store, clock: TurnableClock) -> None:
+    store.webhooks.test(hook(store))
+    clock.forward(31 * 86400)
+    assert store.retention.prune(Retention()).messages == 1
+    assert store.webhooks.all()[0].messages == []
+
+
+def test_an_owner_has_twenty_webhooks_at_most(store: Store) -> None:
+    for _ in range(20):
+        hook(store)
+    with pytest.raises(WebhookInvalidError, match="at most 20"):
+        hook(store)
+    hook(by(store, "ann"))
