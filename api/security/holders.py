@@ -14,7 +14,12 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt, in_background
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE, SESSION_LIFE, BrowserSession
+from layout_tuner.results_db.access.sign_ins import (
+    SESSION_IDLE_LIFE,
+    SESSION_LIFE,
+    BrowserSession,
+    hash_of_owner,
+)
 from layout_tuner.results_db.access.tokens import (
     LOCAL_ADMIN,
     LOCAL_WORKER,
@@ -91,7 +96,7 @@ class TokenBook:
         found = self._local.get(hashed)
         if found is None:
             record = await run_in_threadpool(self._store.access.token_by_hash, hashed)
-            if record and record.allowed_by and not await self.find(record.allowed_by):
+            if record and (by := _allowed_by(record)) and not await self.find(by):
                 return None
             found = _holder(record)
         return self._unexpired(found)
@@ -101,9 +106,9 @@ class TokenBook:
         asked = hashes - self._local.keys()
         found = await run_in_threadpool(self._store.access.tokens_by_hash, asked) if asked else {}
         valid = {hashed for hashed, each in found.items() if self._unexpired(_holder(each))}
-        if allowing := {each.allowed_by for each in found.values() if each.allowed_by}:
+        if allowing := {by for each in found.values() if (by := _allowed_by(each))}:
             ended = allowing - await self.valid_ones(allowing)
-            valid = {hashed for hashed in valid if found[hashed].allowed_by not in ended}
+            valid = {hashed for hashed in valid if _allowed_by(found[hashed]) not in ended}
         return valid | (hashes - asked)
 
     def _unexpired(self, holder: Holder | None) -> Holder | None:
@@ -158,6 +163,15 @@ def holder_of_owner(session: BrowserSession) -> Holder:
     assert session.role
     until = session.created_at + SESSION_LIFE
     return Holder(name=session.owner, owner=session.owner, role=session.role, expires_at=until)
+
+
+def _allowed_by(record: TokenRecord) -> str | None:
+    """The hash of the token that has to be valid, too: that behind the session that allowed this.
+
+    None: there is none, also where the session was an owner's, without a token; an owner's sign-out
+    by an administrator revokes those (`SignIns.end_sessions_of`).
+    """
+    return None if record.allowed_by == hash_of_owner(record.owner) else record.allowed_by
 
 
 def _holder(record: TokenRecord | None) -> Holder | None:

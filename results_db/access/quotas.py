@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.access.owners import no_group
 from layout_tuner.results_db.access.shares import book, end_of, uses
+from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.actor import SYSTEM, QuotaAction, QuotaKind, QuotaPeriod
 from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.retry import retried
@@ -162,6 +163,11 @@ def note_nearly_used(
             details={"said": words},
         )
     )
+    members = select(GroupMember.owner).where(GroupMember.group_name == name)
+    owners = [name] if quota.kind == "owner" else session.scalars(members).all()
+    for owner in owners:
+        data = {"text": words, "kind": quota.kind, "name": name, "period": quota.period}
+        notify(session, "quota.at_80_percent", now=now, owner=owner, data=data)
 
 
 class Quotas(StoreSection):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from sqlalchemy import Delete, Select, delete, or_, select
+from sqlalchemy import Delete, Select, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.access.tokens import CODE_LIFE, hash_of_token, note_owner
@@ -125,6 +125,8 @@ class SignIns(StoreSection):
     def end_sessions_of(self, owner: str) -> int:
         """Ends an owner's sessions, those of tokens too, and codes; returns how many.
 
+        It also ends the command lines that the owner's own sessions allowed.
+
         Raises OwnerNotFoundError if there is no owner of this name.
         """
         of_tokens = select(TokenRow.secret_hash).where(TokenRow.owner == owner)
@@ -135,6 +137,13 @@ class SignIns(StoreSection):
                     f"there is no owner {owner[:80]!r}; `layout-tuner owner list` has all of them"
                 )
             number = rows_deleted(session, delete(BrowserSignIn).where(of_owner))
+            # Command lines that such a session allowed have no token that could be revoked.
+            allowed = TokenRow.allowed_by == hash_of_owner(owner)
+            session.execute(
+                update(TokenRow)
+                .where(allowed, TokenRow.revoked_at.is_(None))
+                .values(revoked_at=self._clock())
+            )
             self._audit(session, "owner.sign_out", "owner", owner, sessions=number)
             return number
 
