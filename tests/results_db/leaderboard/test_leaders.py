@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from layout_tuner.results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, leaders
 
 PRODUCT = 480.0
-"""Of a value and its step time. All medians divide it, so that equal figures are equal in floats."""
+"""Of a value and its step time. All medians divide it, so that equal ones are equal in floats."""
 
 # Few different step times and values, so that many are equal.
 TIMES = st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=3)
