@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any, Final
 
+from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.trainers.adapter import TrainerJob
 from layout_tuner.trainers.found_jobs.found_job import FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_command
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
+from layout_tuner.trainers.shapes import core_fields
 
 LLAMA: Final = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
@@ -35,6 +39,20 @@ MOE: Final = (
     f"{LLAMA} {PLACED} --sequence-parallel --num-experts 64 --moe-router-topk 6 "
     "--moe-ffn-hidden-size 1408 --moe-grouped-gemm"
 )
+
+
+def layout_in_file(job: TrainerJob) -> Layout:
+    """The layout as a file of the job states it.
+
+    The pattern of a hybrid has the layers of each stage alone. A split that counts embedding and
+    head, but divides the layers as an even one, is read as that one.
+    """
+    layout, model = job.layout, job.model
+    even = replace(layout, pipeline_split="layers")
+    if not core_fields.is_hybrid(model) or model.num_layers % (layout.pp * layout.vpp):
+        return layout
+    patterns = [core_fields.hybrid_pattern(each, model) for each in (layout, even)]
+    return even if patterns[0] == patterns[1] and not layout.is_written_out else layout
 
 
 def words_of(text: str) -> tuple[Word, ...]:
