@@ -205,7 +205,16 @@ class _Writer:
         with self.store._db.write() as session:
             now = self.clock()
             session.add(QuotaRow(**of, node_hours=10.5, beyond="wait", created_at=now))
-            session.add(RecentUse(owner="ann", cluster="box", node_seconds=0.1 + 0.2, at=now))
+            session.add(
+                RecentUse(
+                    owner="ann",
+                    group_name="lab",
+                    cluster="box",
+                    is_simulated=False,
+                    node_seconds=0.1 + 0.2,
+                    at=now,
+                )
+            )
 
     def allocated(self) -> None:
         """An allocation with nodes: one of them in quarantine, one released again."""
