@@ -61,11 +61,6 @@ def _names_of(kind: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cast("Any", kind)))
 
 
-def campaign_named(reference: int | str) -> tuple[ColumnElement[bool], ...]:
-    """The condition of a campaign with an id or a name."""
-    return ((Campaign.id if isinstance(reference, int) else Campaign.name) == reference,)
-
-
 def own_first(owner: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
     """The order in which a name finds campaigns: an owner's own, then the oldest.
 

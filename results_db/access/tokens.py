@@ -43,7 +43,7 @@ from layout_tuner.results_db.models.service_tables import (
     TokenRow,
 )
 from layout_tuner.results_db.models.tables import Campaign, Trial
-from layout_tuner.results_db.rows import campaign_named, own_first, record_of
+from layout_tuner.results_db.rows import own_first, record_of
 from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead
 
 
@@ -297,7 +297,8 @@ class Access(StoreSection):
 
     def owner_of_campaign(self, reference: int | str) -> str | None:
         """The owner of a campaign with an id or a name; None: no such campaign."""
-        query = select(Campaign.created_by).where(*campaign_named(reference))
+        column = Campaign.id if isinstance(reference, int) else Campaign.name
+        query = select(Campaign.created_by).where(column == reference)
         return self._scalar(query.order_by(*own_first(self._actor.owner)).limit(1))
 
     def owner_of_trial(self, trial_id: int) -> str | None:

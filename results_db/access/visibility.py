@@ -26,26 +26,26 @@ def may_see(
 ) -> ColumnElement[bool]:
     """Whether the owner may see a campaign; of the others, whether that of a deleted campaign."""
     of: Any = table  # all have the columns
-    groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
     belongs = of.created_by if table is Campaign else of.owner
+    return _is_seen(owner, of.visibility, belongs, of.group)
+
+
+def _is_seen(
+    owner: str | SQLColumnExpression[str], visibility: Any, belongs: Any, group: Any
+) -> ColumnElement[bool]:
+    """The condition on three columns of a table: who sees it, its owner, and its group."""
+    groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
     return or_(
-        of.visibility == "everyone",
+        visibility == "everyone",
         belongs == owner,
-        and_(of.visibility == "group", of.group.in_(groups)),
+        and_(visibility == "group", group.in_(groups)),
     )
 
 
 def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
     # A table of its own: the condition of campaigns must not be added to it again.
-    campaigns = Campaign.__table__.alias("seen")
-    groups = select(GroupMember.group_name).where(GroupMember.owner == owner)
-    seen = select(campaigns.c.id).where(
-        or_(
-            campaigns.c.visibility == "everyone",
-            campaigns.c.created_by == owner,
-            and_(campaigns.c.visibility == "group", campaigns.c.group_name.in_(groups)),
-        )
-    )
+    of = Campaign.__table__.alias("seen").c
+    seen = select(of.id).where(_is_seen(owner, of.visibility, of.created_by, of.group_name))
     return {
         Campaign: may_see(owner),
         Trial: Trial.campaign_id.in_(seen),
