@@ -8,6 +8,14 @@ from layout_tuner.api.errors import (
 )
 from layout_tuner.api.schemas.access import (
     AuditPage as AuditPage,
+    DeviceCodeCreated as DeviceCodeCreated,
+    DeviceToken as DeviceToken,
+    GroupPage as GroupPage,
+    OwnerPage as OwnerPage,
+    QuotaPage as QuotaPage,
+    QuotaPut as QuotaPut,
+    SharePage as SharePage,
+    SignedOut as SignedOut,
     SignInCodeCreated as SignInCodeCreated,
     TokenCreate as TokenCreate,
     TokenCreated as TokenCreated,
@@ -49,6 +57,10 @@ from layout_tuner.api.schemas.trainer_documents import (
     TrainerRead as TrainerRead,
 )
 from layout_tuner.api.schemas.plans import PlanRead as PlanRead
+from layout_tuner.api.schemas.webhooks import (
+    WebhookChange as WebhookChange,
+    WebhookPage as WebhookPage,
+)
 from layout_tuner.client.clients import Client as Client
 from layout_tuner.client.errors import (
     EventsMissedError as EventsMissedError,

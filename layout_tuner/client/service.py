@@ -15,6 +15,7 @@ from layout_tuner.api.schemas.access import (
     QuotaPage,
     QuotaPut,
     SharePage,
+    SignedOut,
     SignInCodeCreated,
     TokenCreate,
     TokenCreated,
@@ -232,6 +233,10 @@ class AccessCalls(Calls):
         """Sets the weight of an owner, who is added if new."""
         return self._put(f"/owners/{segment(name)}", OwnerRead, {"weight": weight})
 
+    def sign_out_owner(self, name: str) -> SignedOut:
+        """Ends all sessions of an owner in browsers."""
+        return self._post(f"/owners/{segment(name)}/sign-out", SignedOut)
+
     def groups(self) -> GroupPage:
         """All groups by name, for an admin; for others, those of which they are members."""
         return self._get("/groups", GroupPage)
@@ -265,6 +270,11 @@ class AccessCalls(Calls):
     def add_webhook(self, webhook: WebhookChange) -> WebhookRead:
         """Makes a webhook; only this answer contains its secret."""
         return self._post("/webhooks", WebhookRead, webhook.model_dump())
+
+    def update_webhook(self, webhook_id: int, changes: WebhookChange) -> WebhookRead:
+        """Changes what is set in `changes`; turns a webhook on or off, or renews its secret."""
+        sent = changes.model_dump(exclude_unset=True)
+        return self._patch(f"/webhooks/{webhook_id}", WebhookRead, sent)
 
     def test_webhook(self, webhook_id: int) -> WebhookMessageRead:
         """Sends a test message."""

@@ -55,7 +55,11 @@ BODIES = [
         {"worker_id": "w", "attempt": 1, "outcome": OUTCOME},
         "/v1/trials/1/outcome",
     ),
-    Body("PATCH", "/v1/campaigns/{campaign}", {"budget": {"wall_time": "5m"}, "notes": "n"}),
+    Body(
+        "PATCH",
+        "/v1/campaigns/{campaign}",
+        {"budget": {"wall_time": "5m"}, "notes": "n", "visibility": "group", "group": "lab"},
+    ),
     Body("POST", "/v1/device-codes", {"host": "login1"}),
     Body("POST", "/v1/device-tokens", {"secret": "key.part"}),
     Body(
@@ -69,4 +73,10 @@ BODIES = [
     Body("POST", "/v1/trials/{trial_id}/repeat", {"times": 1}, "/v1/trials/1/repeat"),
     Body("PUT", "/v1/owners/{name}", {"weight": 1.0}, "/v1/owners/ann"),
     Body("PUT", "/v1/groups/{name}", {"weight": 1.0, "members": ["ann"]}, "/v1/groups/lab"),
+    Body(
+        "PUT",
+        "/v1/quotas/{kind}/{name}/{period}",
+        {"node_hours": 1.0, "beyond": "wait", "until": "2030-01-01T00:00Z"},
+        "/v1/quotas/owner/ann/week",
+    ),
 ]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from layout_tuner.errors import ServiceUnansweredError, TokenFileUnusableError
 
@@ -83,7 +82,8 @@ class KeptSignIn:
 def kept_sign_in(url: str, environ: Mapping[str, str] = os.environ) -> KeptSignIn:
     """The place of the sign-in at a service, in the user's XDG configuration directory."""
     base = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    parts = urlsplit(url.rstrip("/"))
-    address = f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}"
+    scheme, _, rest = url.rstrip("/").partition("://")
+    host, slash, path = rest.partition("/")
+    address = f"{scheme.lower()}://{host.lower()}{slash}{path}"
     name = hashlib.sha256(address.encode()).hexdigest()[:32]
     return KeptSignIn(address, base / "layout-tuner" / "sign-ins" / f"{name}.json")

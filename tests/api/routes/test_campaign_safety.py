@@ -46,6 +46,7 @@ TEXTS_OF_REQUESTS = {
 }
 TEXTS_OF_CAMPAIGNS = {
     *("name", "model.name", "cluster.name", "cluster.device", "cluster.source", "warnings"),
+    "cluster.node_hour_price",  # an amount and a currency (`read_price`)
     "cluster.levels.name",  # a name, which pages escape
     *("model.lacks", "model.layer_kinds"),  # as above
     "cluster.peak_flops_per_s",  # its keys: the precisions

@@ -67,6 +67,8 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "delete_group": ("group.delete", "group", "DELETE /v1/groups/{}", None),
     "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
     "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
+    "put_quota": ("quota.put", "quota", "PUT /v1/quotas/{}", {"node_hours": 2.0}),
+    "delete_quota": ("quota.remove", "quota", "DELETE /v1/quotas/{}", None),
     "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
     "create_webhook": ("webhook.put", "hosts", "POST /v1/webhooks", WEBHOOK),
     "update_webhook": ("webhook.put", "webhook", "PATCH /v1/webhooks/{}", {"on": False}),
@@ -116,6 +118,9 @@ def made_ready(api: Api, what: str) -> str:
         api.store.owners.put_owner("ann", weight=1.0)
         api.store.owners.put_group("lab", members=["bob"])
         return "lab"
+    if what == "quota":
+        api.store.quotas.put("owner", "*", "week", node_hours=1.0, beyond="wait", until=None)
+        return "owner/*/week"
     if what == "token":
         return str(api.post("/tokens", TOKEN_OF_CI, 201)["id"])
     campaign = api.submit()

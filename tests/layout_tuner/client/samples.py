@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
-from layout_tuner.api.schemas.access import TokenCreate
+from layout_tuner.api.schemas.access import QuotaPut, TokenCreate
 from layout_tuner.api.schemas.plans import PlanRead
+from layout_tuner.api.schemas.webhooks import WebhookChange
 from layout_tuner.client.clients import Client
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
@@ -38,8 +39,14 @@ def full_filter() -> TrialFilter:
 def full_campaign_filter() -> CampaignFilter:
     """States something for every field."""
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    texts: dict[str, Any] = dict.fromkeys(("model", "cluster", "created_by", "name_contains"), "n")
-    choices: dict[str, Any] = {"strategy": "random", "objective": "tokens_per_s"}
+    texts: dict[str, Any] = dict.fromkeys(
+        ("model", "cluster", "created_by", "name_contains", "group"), "n"
+    )
+    choices: dict[str, Any] = {
+        "strategy": "random",
+        "objective": "tokens_per_s",
+        "visibility": "group",
+    }
     times = {"created_after": moment, "created_before": moment}
     return CampaignFilter(states=("RUNNING",), **texts, **choices, **times)
 
@@ -54,6 +61,8 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     CampaignFilter: full_campaign_filter,
     TrainingJob: lambda: TrainingJob(tokens=10**9, num_nodes=2),
     TokenCreate: lambda: TokenCreate(name="some", role="viewer"),
+    QuotaPut: lambda: QuotaPut(node_hours=0.5),
+    WebhookChange: lambda: WebhookChange(on=False),
     datetime: lambda: datetime(2026, 1, 2, tzinfo=UTC),
 }
 """A value of each type that a method takes."""
