@@ -117,8 +117,8 @@ def do_change_owners(
     acts: dict[str, Callable[[], object]] = {
         "owner": lambda: owners.put_owner(of, weight=read_number(weight.strip())),
         "group": lambda: owners.put_group(of, weight=read_number(weight.strip())),
-        "join": lambda: owners.change_members(of, join=named),
-        "leave": lambda: owners.change_members(of, leave=named),
+        "join": lambda: owners.put_group(of, join=named),
+        "leave": lambda: owners.put_group(of, leave=named),
         "delete": lambda: owners.delete_group(of),
     }
     try:

@@ -174,27 +174,16 @@ def list_groups(holder: HolderDep, store: StoreDep) -> GroupPage:
 def put_group(name: str, body: GroupPut, store: StoreDep) -> GroupRead:
     """Set the weight and the members of a group, which is added if new.
 
-    404 if a member is no owner; nothing is changed then.
+    404 if a member is no owner, or if owners join or leave a group that does not exist; nothing is
+    changed then.
     """
-    return store.owners.put_group(name, **body.model_dump(), known_members=True)
+    return store.owners.put_group(name, **body.model_dump())
 
 
 @router.delete("/groups/{name}", status_code=HTTPStatus.NO_CONTENT)
 def delete_group(name: str, store: StoreDep) -> None:
     """Delete a group; campaigns that were for it are then private."""
     store.owners.delete_group(name)
-
-
-@router.put("/groups/{name}/members/{owners}")
-def add_members(name: str, owners: str, store: StoreDep) -> GroupRead:
-    """Put owners, with commas between, into a group: all or none. Repeating it is harmless."""
-    return store.owners.change_members(name, join=owners.split(","))
-
-
-@router.delete("/groups/{name}/members/{owners}")
-def remove_members(name: str, owners: str, store: StoreDep) -> GroupRead:
-    """Take owners, with commas between, out of a group; 404 if one is no member."""
-    return store.owners.change_members(name, leave=owners.split(","))
 
 
 @router.post("/owners/{owner}/sign-out")

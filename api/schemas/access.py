@@ -136,6 +136,10 @@ class GroupPut(Request):
     """In fair shares, from 0.001 to 1000; null: it stays, and is 1 for a new group."""
     members: list[Name] | None = None
     """Its owners instead of those it had; null: they stay."""
+    join: list[Name] = Field(default_factory=list)
+    """Owners who become members too."""
+    leave: list[Name] = Field(default_factory=list)
+    """Members who leave it."""
 
 
 class GroupPage(Document):

@@ -174,7 +174,7 @@ _TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
 _OWNER: Final = ("list_owners", "set_owner")
-_GROUP: Final = ("add", "create_group", "delete", "list_groups", "remove", "set_group")
+_GROUP: Final = ("delete", "list_groups", "set_group")
 _QUOTA: Final = ("list_quotas", "remove_quota", "set_quota")
 _WEBHOOK: Final = ("add", "list_webhooks", "remove", "test")
 

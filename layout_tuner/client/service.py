@@ -184,13 +184,12 @@ class AccessCalls(Calls):
         self, kind: QuotaKind, name: str, period: QuotaPeriod, quota: QuotaPut
     ) -> QuotaRead:
         """Sets the quota of an owner or a group in a period."""
-        path = f"/v1/quotas/{kind}/{segment(name)}/{period}"
-        sent = quota.model_dump(mode="json")
-        return self._read(self._send("PUT", path, json=sent, is_repeatable=True), QuotaRead)
+        path = f"/quotas/{kind}/{segment(name)}/{period}"
+        return self._put(path, QuotaRead, quota.model_dump(mode="json"))
 
     def delete_quota(self, kind: QuotaKind, name: str, period: QuotaPeriod) -> None:
         """Takes a quota away."""
-        self._send("DELETE", f"/v1/quotas/{kind}/{segment(name)}/{period}")
+        self._delete(f"/quotas/{kind}/{segment(name)}/{period}")
 
     def whoami(self) -> WhoAmI:
         """The name and the role of the client's own token, and its owner with the groups."""
@@ -242,26 +241,24 @@ class AccessCalls(Calls):
         return self._get("/groups", GroupPage)
 
     def put_group(
-        self, name: str, *, weight: float | None = None, members: Sequence[str] | None = None
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        members: Sequence[str] | None = None,
+        join: Sequence[str] = (),
+        leave: Sequence[str] = (),
     ) -> GroupRead:
-        """Sets the weight and the members of a group, which is added if new; None: they stay."""
-        wanted = {"weight": weight, "members": members}
+        """Sets the weight and all members of a group, or lets owners join and leave; None stays.
+
+        A group that is new is added, unless owners are to join or leave it.
+        """
+        wanted = {"weight": weight, "members": members, "join": join, "leave": leave}
         return self._put(f"/groups/{segment(name)}", GroupRead, wanted)
 
     def delete_group(self, name: str) -> None:
         """Deletes a group; campaigns that were for it are then private."""
         self._delete(f"/groups/{segment(name)}")
-
-    def add_members(self, group: str, owners: Sequence[str]) -> GroupRead:
-        """Puts owners into a group: all of them, or none."""
-        return self._put(
-            f"/groups/{segment(group)}/members/{segment(','.join(owners))}", GroupRead, None
-        )
-
-    def remove_members(self, group: str, owners: Sequence[str]) -> GroupRead:
-        """Takes owners out of a group: all of them, or none."""
-        path = f"/v1/groups/{segment(group)}/members/{segment(','.join(owners))}"
-        return self._read(self._send("DELETE", path), GroupRead)
 
     def webhooks(self) -> WebhookPage:
         """The owner's webhooks; for an administrator those of all."""

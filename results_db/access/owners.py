@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import delete, insert, select, union, update
+from sqlalchemy import delete, select, union, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
@@ -29,6 +29,7 @@ from layout_tuner.results_db.models.service_tables import (
     OwnerRow,
     PastUse,
 )
+from layout_tuner.results_db.models.table_base import insert_many
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.rows import record_of
@@ -116,17 +117,20 @@ class Owners(StoreSection):
         *,
         weight: float | None = None,
         members: Collection[str] | None = None,
-        known_members: bool = False,
+        join: Collection[str] = (),
+        leave: Collection[str] = (),
+        known_members: bool = True,
     ) -> GroupRead:
-        """Sets the weight and the members of a group, and adds one that is new.
+        """Sets a group's weight and all its members, or lets owners join and leave; None stays.
 
-        A weight of None stays, and members of None stay. With `known_members` they have to be
-        owners already; otherwise owners who are new are noted.
+        A group that is new is added, unless owners are to join or leave it. With `known_members`
+        members have to be owners already; otherwise owners who are new are noted.
 
         Raises:
             TokenInvalidError: the group's name, or that of a member, is not one.
             OwnerInvalidError: the weight is out of range, or there are too many members.
-            OwnerNotFoundError: a member is no owner, and has to be one.
+            OwnerNotFoundError: one who joins is no owner, and has to be one; one who leaves is no
+                member; or there is no such group.
         """
         refuse_bad_name(name, "group")
         if weight is not None:
@@ -134,35 +138,20 @@ class Owners(StoreSection):
         now, by = self._clock(), self._actor.name
         with self._db.write() as session:
             is_new = note_owner(session, name, now, by, GroupRow)
+            if is_new and (join or leave):
+                raise no_group(name)
             row = session.get_one(GroupRow, name, with_for_update={"key_share": True})
             row.weight = row.weight if weight is None else weight
-            changed: dict[str, Any] = {"weight": row.weight}
+            for member in () if known_members else members or ():
+                refuse_bad_name(member, "members")
+                note_owner(session, member, now, by)
+            before = _members(session, name)
             if members is not None:
-                for member in () if known_members else members:
-                    refuse_bad_name(member, "members")
-                    note_owner(session, member, now, by)
-                changed |= _move(session, name, members, _members(session, name) - set(members))
-            self._audit(session, "group.put", "group", name, new=is_new, **changed)
-            return record_of(GroupRead, row, members=tuple(sorted(_members(session, name))))
-
-    @retried
-    def change_members(
-        self, name: str, *, join: Collection[str] = (), leave: Collection[str] = ()
-    ) -> GroupRead:
-        """Puts owners into a group and takes others out of it: all of them, or none.
-
-        Raises:
-            OwnerNotFoundError: there is no such group; or one who joins is no owner, or one who
-                leaves is no member.
-            OwnerInvalidError: the group would have too many members.
-        """
-        with self._db.write() as session:
-            row = session.get(GroupRow, name, with_for_update={"key_share": True})
-            if row is None:
-                raise no_group(name)
-            moved = _move(session, name, join, leave)
-            self._audit(session, "group.members", "group", name, **moved)
-            return record_of(GroupRead, row, members=tuple(sorted(_members(session, name))))
+                join, leave = {*join, *members}, {*leave, *(before - set(members))}
+            after = _move(session, name, before, join, leave)
+            moved = {"joined": sorted(after - before), "left": sorted(before - after)}
+            self._audit(session, "group.put", "group", name, new=is_new, weight=row.weight, **moved)
+            return record_of(GroupRead, row, members=tuple(sorted(after)))
 
     @retried
     def delete_group(self, name: str) -> None:
@@ -233,32 +222,29 @@ def _members(session: Session, group: str) -> set[str]:
 
 
 def _move(
-    session: Session, group: str, join: Collection[str], leave: Collection[str]
-) -> dict[str, list[str]]:
-    """Changes members by an administrator's word; returns who joined and who left.
+    session: Session, group: str, before: Set[str], join: Collection[str], leave: Collection[str]
+) -> set[str]:
+    """Changes members by an administrator's word; returns all members after it.
 
     A membership by a claim becomes one by an administrator, which later sign-ins keep.
     """
-    before = _members(session, group)
     if strangers := sorted(set(leave) - before):
         raise OwnerNotFoundError(f"{strangers[0][:80]!r} is not in the group {group!r}")
-    after = before.difference(leave).union(join)
+    after = {*before.difference(leave), *join}
     if len(after) > MAX_MEMBERS:
         raise OwnerInvalidError(
             f"the group {group!r} would have {len(after)} members; a group has at most {MAX_MEMBERS}"
         )
-    if unknown := sorted(
-        set(join).difference(session.scalars(select(OwnerRow.name).where(OwnerRow.name.in_(join))))
-    ):
+    known = session.scalars(select(OwnerRow.name).where(OwnerRow.name.in_(join)))
+    if unknown := sorted(set(join).difference(known)):
         raise OwnerNotFoundError(
             f"there is no owner {unknown[0][:80]!r}; `layout-tuner owner set` adds one"
         )
     moved = GroupMember.owner.in_({*join, *leave})
     session.execute(delete(GroupMember).where(GroupMember.group_name == group, moved))
     rows = [{"group_name": group, "owner": each, "source": "admin"} for each in set(join)]
-    if rows:
-        session.execute(insert(GroupMember), rows)
-    return {"joined": sorted(after - before), "left": sorted(before - after)}
+    insert_many(session, GroupMember, rows)
+    return after
 
 
 def _refuse_weight(weight: float) -> None:
@@ -281,24 +267,15 @@ def share(session: Session, campaign: Campaign, sharing: Sharing) -> None:
         CampaignInvalidError: its owner is not in the group; or is in several, and none is named; or
             it is to be for a group, and the owner is in none.
     """
-    owner, group = campaign.created_by, sharing.group
+    owner = campaign.created_by
     groups = _groups_of(session, owner, held=True)  # the group is not deleted meanwhile
-    if group is not None and group not in groups:
-        raise CampaignInvalidError(
-            f"{owner!r} is not in a group {group[:80]!r}"
-            + (f", but in {', '.join(groups)}" if groups else ""),
-            field="group",
-        )
-    if group is None and len(groups) > 1:
-        raise CampaignInvalidError(
-            f"{owner!r} is in several groups; name the one that its node-hours count for: "
-            f"{', '.join(groups)}",
-            field="group",
-        )
-    if group is None and not groups and sharing.visibility == "group":
-        raise CampaignInvalidError(
-            f"{owner!r} is in no group; ask an administrator for one, or choose private or everyone",
-            field="visibility",
-        )
-    campaign.visibility, campaign.priority = sharing.visibility, sharing.priority
-    campaign.group = group or (groups[0] if groups else None)
+    group = groups[0] if sharing.group is None and len(groups) == 1 else sharing.group
+    if group not in groups and (group or groups or sharing.visibility == "group"):
+        not_in = f", and not in {group[:80]!r}" if group else ""
+        then = "name the one that its node-hours count for"
+        if not groups:
+            then = "ask an administrator for one, or choose private or everyone"
+        is_in = ", ".join(groups) or "no group"
+        raise CampaignInvalidError(f"{owner!r} is in {is_in}{not_in}: {then}", field="group")
+    campaign.group, campaign.visibility = group, sharing.visibility
+    campaign.priority = sharing.priority

@@ -88,7 +88,7 @@ class EarlierTrials(StoreSection):
         same software. Also those of the campaigns in `start_from`, on any cluster. Of all of them
         those that the campaign's owner may see, and the reader too.
         """
-        with self._db.seen_also_by(campaign.created_by).read() as session:
+        with self._db.seen_by(*self._db.owners, campaign.created_by).read() as session:
             sources = _Sources.of(session, campaign)
             rows = session.execute(
                 _known(campaign, sources, Trial, MeasurementRow, WorkerRow)
@@ -99,7 +99,7 @@ class EarlierTrials(StoreSection):
         return found[::-1]
 
     def count_known_trials(self, campaign: StartingCampaign) -> int:
-        with self._db.seen_also_by(campaign.created_by).read() as session:
+        with self._db.seen_by(*self._db.owners, campaign.created_by).read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
             limited = query.limit(MAX_KNOWN_TRIALS).subquery()
             return session.scalar(select(func.count()).select_from(limited)) or 0

@@ -77,16 +77,10 @@ class Database:
         other._first = first
         return other
 
-    def seen_by(self, owner: str | None) -> Self:
-        """The same database, in which queries find what an owner may see; None: everything."""
+    def seen_by(self, *owners: str | None) -> Self:
+        """The same database, in which queries find what all of these owners may see; None: all."""
         other = copy.copy(self)
-        other.owners = () if owner is None else (owner,)
-        return other
-
-    def seen_also_by(self, owner: str) -> Self:
-        """The same database, in which queries find what the owner may see, too, and no more."""
-        other = copy.copy(self)
-        other.owners = (*self.owners, owner)
+        other.owners = tuple(each for each in owners if each is not None)
         return other
 
     def log_outages(self) -> None:

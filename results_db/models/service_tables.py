@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
 from layout_tuner.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 from layout_tuner.results_db.actor import (
@@ -85,28 +85,29 @@ class TokenRow(Base):
     """None: nobody has allowed it."""
 
 
-class OwnerRow(Base):
+class Weighted:
+    """Columns of a name with a weight in fair shares."""
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[CheckConstraint]:  # noqa: N805 - as SQLAlchemy has it
+        return (CheckConstraint(is_over_zero("weight"), name="weight"),)
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    created_at: Mapped[datetime]
+    created_by: Mapped[str] = mapped_column(String(64))
+
+
+class OwnerRow(Weighted, Base):
     """Somebody to whom campaigns belong; a token or a sign-in acts for an owner."""
 
     __tablename__ = "owners"
-    __table_args__ = (CheckConstraint(is_over_zero("weight"), name="weight"),)
-
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
-    created_at: Mapped[datetime]
-    created_by: Mapped[str] = mapped_column(String(64))
 
 
-class GroupRow(Base):
+class GroupRow(Weighted, Base):
     """A group of owners."""
 
     __tablename__ = "owner_groups"
-    __table_args__ = (CheckConstraint(is_over_zero("weight"), name="weight"),)
-
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
-    created_at: Mapped[datetime]
-    created_by: Mapped[str] = mapped_column(String(64))
 
 
 class GroupMember(Base):

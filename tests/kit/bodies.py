@@ -72,7 +72,12 @@ BODIES = [
     ),
     Body("POST", "/v1/trials/{trial_id}/repeat", {"times": 1}, "/v1/trials/1/repeat"),
     Body("PUT", "/v1/owners/{name}", {"weight": 1.0}, "/v1/owners/ann"),
-    Body("PUT", "/v1/groups/{name}", {"weight": 1.0, "members": ["ann"]}, "/v1/groups/lab"),
+    Body(
+        "PUT",
+        "/v1/groups/{name}",
+        {"members": ["ann"], "join": ["bob"], "leave": ["cid"]},
+        "/v1/groups/lab",
+    ),
     Body(
         "PUT",
         "/v1/quotas/{kind}/{name}/{period}",

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.routing import iter_route_contexts
@@ -21,7 +20,6 @@ from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, MODEL, TOKEN, answered, bearer
-from tests.kit.postgres import upgraded
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -139,17 +137,19 @@ class World:
 
 @contextmanager
 def owners_world(
-    path: Path, client: Any, groups: Mapping[str, Set[str]], campaigns: Sequence[Drawn]
+    database_url: str, client: Any, groups: Mapping[str, Set[str]], campaigns: Sequence[Drawn]
 ) -> Iterator[World]:
     """Makes the campaigns in a database of its own; streams end at once."""
     patience = {"event_stream_s": 0.05, "sweep_interval_s": 3600.0, "live_event_s": 0.01}
     settings = Settings(token=TOKEN, requests_per_s=1e6, **patience)
     with (
-        closing(TimelyStore(upgraded(path).database_url, clock=TurnableClock())) as store,
+        closing(TimelyStore(database_url, clock=TurnableClock())) as store,
         client(create_app(settings, store), raise_server_exceptions=False) as http,
     ):
         for group in GROUPS:
-            store.owners.put_group(group, members=[o for o in OWNERS if group in groups[o]])
+            store.owners.put_group(
+                group, members=[o for o in OWNERS if group in groups[o]], known_members=False
+            )
         world = World(http=http, store=store, groups=groups)
         for owner in OWNERS:
             for role in ROLES:

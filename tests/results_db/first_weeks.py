@@ -199,7 +199,7 @@ class _Writer:
     def shared(self) -> None:
         """Owners in a group, one by a claim; what they may use, and what they have used."""
         self.store.access.create_token("ann-laptop", "submitter", owner="ann")
-        self.store.owners.put_group("lab", weight=2.0, members=["ann", "bob"])
+        self.store.owners.put_group("lab", weight=2.0, members=["ann", "bob"], known_members=False)
         self.store.owners.note_claimed_groups("cid", ["lab", "site"])
         of = {"kind": "group", "name": "lab", "period": "month", "created_by": "system"}
         with self.store._db.write() as session:

@@ -1,23 +1,19 @@
-"""`layout-tuner owner`: list, set; `layout-tuner group`: list, create, set, add, remove, delete."""
+"""`layout-tuner owner`: list, set; `layout-tuner group`: list, set, delete."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from layout_tuner.api.schemas.access import GroupPage, OwnerPage
-from layout_tuner.cli.options.command_options import together
-from layout_tuner.cli.options.refusals import fail
 from layout_tuner.cli.service.service_connection import answers, service_options
 from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 from layout_tuner.terminal.text_table import print_table
 
 if TYPE_CHECKING:
     from layout_tuner.client.clients import Client
-
-Members = tuple[str, ...]
 
 _WEIGHT: Final = "In fair shares, from 0.001 to 1000; it is 1 where nobody sets it."
 
@@ -27,22 +23,6 @@ def _print(*found: OwnerRead | GroupRead, others: str) -> None:
         ("name", ">weight", others),
         [(each.name, f"{each.weight:g}", ", ".join(getattr(each, others))) for each in found],
     )
-
-
-_shown = answers(partial(_print, others="members"))
-_group_options = together(
-    click.argument("name"),
-    click.option("--weight", type=float, help=_WEIGHT),
-    click.option("--member", "members", multiple=True, help="All of its owners; repeat it."),
-    _shown,
-    service_options,
-)
-_member_options = together(
-    click.argument("name"),
-    click.argument("owners", nargs=-1, required=True, metavar="OWNER..."),
-    _shown,
-    service_options,
-)
 
 
 @click.command("list")
@@ -71,34 +51,17 @@ def list_groups(client: Client) -> GroupPage:
     return client.groups()
 
 
-@click.command("create")
-@_group_options
-def create_group(name: str, weight: float | None, members: Members, client: Client) -> GroupRead:
-    """Add a group of owners."""
-    if any(each.name == name for each in client.groups().groups):
-        fail(f"there is a group {name} already: change it with `layout-tuner group set`")
-    return client.put_group(name, weight=weight, members=members or None)
-
-
 @click.command("set")
-@_group_options
-def set_group(name: str, weight: float | None, members: Members, client: Client) -> GroupRead:
-    """Set the weight of a group, or all of its members; one that is new is added."""
-    return client.put_group(name, weight=weight, members=members or None)
-
-
-@click.command()
-@_member_options
-def add(name: str, owners: Members, client: Client) -> GroupRead:
-    """Put owners into a group."""
-    return client.add_members(name, owners)
-
-
-@click.command()
-@_member_options
-def remove(name: str, owners: Members, client: Client) -> GroupRead:
-    """Take owners out of a group."""
-    return client.remove_members(name, owners)
+@click.argument("name")
+@click.option("--weight", type=float, help=_WEIGHT)
+@click.option("--member", "members", multiple=True, help="All of its owners; repeat it.")
+@click.option("--add", "join", multiple=True, help="An owner who becomes a member; repeat it.")
+@click.option("--remove", "leave", multiple=True, help="A member who leaves; repeat it.")
+@answers(partial(_print, others="members"))
+@service_options
+def set_group(name: str, members: tuple[str, ...], client: Client, **changes: Any) -> GroupRead:
+    """Set the weight of a group, all of its members or some; one that is new is added."""
+    return client.put_group(name, members=members or None, **changes)
 
 
 @click.command()

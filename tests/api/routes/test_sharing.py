@@ -25,7 +25,7 @@ class Shared:
 
     def __init__(self, http: TestClient, store: Store) -> None:
         self.http, self.store = http, store
-        store.owners.put_group("lab", members=["ann", "bob"])
+        store.owners.put_group("lab", members=["ann", "bob"], known_members=False)
         self.tokens = {
             name: store.access.create_token(name, "submitter")[1] for name in ("ann", "bob", "cid")
         } | {"root": store.access.create_token("root", "admin")[1]}
@@ -74,8 +74,8 @@ def test_a_campaign_has_the_default_visibility(shared: Shared) -> None:
 @pytest.mark.parametrize(
     ("who", "query", "status", "said"),
     [
-        ("cid", {"visibility": "group"}, 422, "'cid' is in no group; ask an administrator"),
-        ("ann", {"group": "other"}, 422, "'ann' is not in a group 'other', but in lab"),
+        ("cid", {"visibility": "group"}, 422, "'cid' is in no group: ask an administrator"),
+        ("ann", {"group": "other"}, 422, "'ann' is in lab, and not in 'other': name the one"),
         ("ann", {"visibility": "secret"}, 422, "private"),
         ("ann", {"priority": 10_000}, 422, "1000"),
     ],

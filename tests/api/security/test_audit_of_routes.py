@@ -65,8 +65,6 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "put_owner": ("owner.put", "", "PUT /v1/owners/ann", {"weight": 2.5}),
     "put_group": ("group.put", "", "PUT /v1/groups/lab", {"weight": 2.0}),
     "delete_group": ("group.delete", "group", "DELETE /v1/groups/{}", None),
-    "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
-    "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
     "put_quota": ("quota.put", "quota", "PUT /v1/quotas/{}", {"node_hours": 2.0}),
     "delete_quota": ("quota.remove", "quota", "DELETE /v1/quotas/{}", None),
     "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
@@ -116,7 +114,7 @@ def made_ready(api: Api, what: str) -> str:
         return "local-cpu/n1"
     if what == "group":
         api.store.owners.put_owner("ann", weight=1.0)
-        api.store.owners.put_group("lab", members=["bob"])
+        api.store.owners.put_group("lab", members=["bob"], known_members=False)
         return "lab"
     if what == "quota":
         api.store.quotas.put("owner", "*", "week", node_hours=1.0, beyond="wait", until=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from sqlalchemy import event
 from layout_tuner.results_db.records import VISIBILITIES
 from tests.kit.owners_world import GROUPS, NUMBERED, OWNERS, ROLES, SECRET, Drawn, Made, World
 from tests.kit.owners_world import owners_world as made_world
+from tests.kit.postgres import upgraded
 from tests.kit.service_fixtures import TestClient
 
 MEMBERS: Final = {"ann": {"lab"}, "bob": {"lab", "site"}, "cid": set[str]()}
@@ -47,10 +49,26 @@ drawn_readers = st.tuples(
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    path = tmp_path_factory.mktemp("world")
-    with made_world(path, TestClient, MEMBERS, CAMPAIGNS) as world:
+ON_BOTH: Final = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+
+
+@contextmanager
+def database(kind: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of an empty database of this kind."""
+    if kind == "sqlite":
+        with TemporaryDirectory() as path:
+            yield upgraded(Path(path)).database_url
+    else:
+        with request.getfixturevalue("empty_databases").lend() as url:
+            yield url
+
+
+@pytest.fixture(scope="module", params=ON_BOTH)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with (
+        database(request.param, request) as url,
+        made_world(url, TestClient, MEMBERS, CAMPAIGNS) as world,
+    ):
         yield world
 
 
@@ -205,6 +223,7 @@ def test_administrators_see_all_and_workers_nothing(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @settings(
     max_examples=10,
     deadline=None,
@@ -214,11 +233,15 @@ def test_administrators_see_all_and_workers_nothing(world: World) -> None:
 )
 @given(groups=drawn_groups, campaigns=drawn_campaigns, reader=drawn_readers)
 def test_nobody_sees_what_is_hidden_whoever_owns_it(
-    groups: dict[str, set[str]], campaigns: list[Drawn], reader: tuple[str, str, str]
+    request: pytest.FixtureRequest,
+    kind: str,
+    groups: dict[str, set[str]],
+    campaigns: list[Drawn],
+    reader: tuple[str, str, str],
 ) -> None:
     with (
-        TemporaryDirectory() as path,
-        made_world(Path(path), TestClient, groups, campaigns) as world,
+        database(kind, request) as url,
+        made_world(url, TestClient, groups, campaigns) as world,
     ):
         owner, role, by = reader
         check(world, owner, role, by=by)

@@ -93,7 +93,7 @@ def test_what_runs_counts_and_finishes(store: Store, clock: TurnableClock, worke
 
 
 def test_a_group_s_quota_is_its_members_(store: Store, worker: str) -> None:
-    store.owners.put_group("lab", members=["a", "b"])
+    store.owners.put_group("lab", members=["a", "b"], known_members=False)
     limit(store, "lab", "group")
     for owner in "abc":
         make(store, owner)
@@ -197,7 +197,7 @@ def test_a_removed_quota_binds_no_more(store: Store, worker: str) -> None:
 
 
 def test_owners_read_quotas_on_them(store: Store, worker: str) -> None:
-    store.owners.put_group("lab", members=["b"])
+    store.owners.put_group("lab", members=["b"], known_members=False)
     limit(store)
     limit(store, "*", node_hours=7.0)
     limit(store, "lab", "group", period="week", node_hours=5.0)

@@ -65,7 +65,7 @@ def drained(store: Store) -> list[Any]:
 
 
 def test_owners_get_word_of_what_they_may_see(store: Store) -> None:
-    store.owners.put_group("lab", members=["ann", "bob"])
+    store.owners.put_group("lab", members=["ann", "bob"], known_members=False)
     for owner in ("ann", "bob", "cid"):
         hook(by(store, owner), address=f"https://{owner}.test/")
     for visibility in ("private", "group", "everyone"):

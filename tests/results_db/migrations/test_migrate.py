@@ -229,7 +229,7 @@ def test_tokens_and_campaigns_of_before_have_owners(database_url: str) -> None:
 @pytest.mark.parametrize("visibility", ["private", "group"])
 def test_a_downgrade_shows_nobody_what_is_hidden(database_url: str, visibility: Any) -> None:
     with closing(Store(database_url)) as store:
-        store.owners.put_group("lab", members=["ann"])
+        store.owners.put_group("lab", members=["ann"], known_members=False)
         ann = store.by(Actor(name="ann", role="submitter"))
         sharing = Sharing(visibility=visibility)
         ann.campaigns.create(make_spec("hidden"), num_legal_layouts=1, sharing=sharing)

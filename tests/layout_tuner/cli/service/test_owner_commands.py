@@ -27,13 +27,16 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
             f"of {name}-pc: submitter, for {name}",
         )
     assert row_of(run("owner", "set", "bob", "--weight", "2.5"), "bob") == ["2.5"]
-    made = run("group", "create", "lab", "--weight", "4", "--member", "ann", "--member", "bob")
+    made = run("group", "set", "lab", "--weight", "4", "--member", "ann", "--member", "bob")
     assert row_of(made, "lab") == ["4", "ann,", "bob"]
-    ends(run("group", "create", "lab", "--weight", "9"), 1, "there is a group lab already")
-    assert row_of(run("group", "create", "site"), "site") == ["1"]
+    assert row_of(run("group", "set", "site"), "site") == ["1"]
     assert row_of(run("group", "set", "lab", "--weight", "3"), "lab") == ["3", "ann,", "bob"]
-    assert row_of(run("group", "remove", "lab", "bob"), "lab") == ["3", "ann"]
-    assert row_of(run("group", "add", "site", "bob", "ann"), "site") == ["1", "ann,", "bob"]
+    assert row_of(run("group", "set", "lab", "--remove", "bob"), "lab") == ["3", "ann"]
+    assert row_of(run("group", "set", "site", "--add", "bob", "--add", "ann"), "site") == [
+        "1",
+        "ann,",
+        "bob",
+    ]
     site = json.loads(run("group", "set", "site", "--member", "bob", "--json").stdout)
     assert site == {"name": "site", "weight": 1.0, "members": ["bob"]}
 
@@ -59,11 +62,12 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
 
 def test_nobody_joins_where_one_name_is_wrong(run: Command) -> None:
     run("owner", "set", "cid", "--weight", "1")
-    run("group", "create", "odd")
+    run("group", "set", "odd")
     for call, code, said in (
-        (("group", "add", "odd", "cid", "sid"), 1, "there is no owner 'sid'"),
+        (("group", "set", "odd", "--add", "cid", "--add", "sid"), 1, "there is no owner 'sid'"),
+        (("group", "set", "old", "--add", "cid"), 1, "there is no group 'old'"),
         (("group", "set", "odd", "--member", "cid", "--member", "x,y"), 1, "no owner 'x,y'"),
-        (("group", "remove", "odd", "cid"), 1, "'cid' is not in the group 'odd'"),
+        (("group", "set", "odd", "--remove", "cid"), 1, "'cid' is not in the group 'odd'"),
         (("group", "set", "odd", "--weight", "0"), 2, "weight=0.0 is not from 0.001 to 1000"),
         (("owner", "set", "cid", "--weight", "1e9"), 2, "weight=1000000000.0 is not from 0.001"),
         (("owner", "set", "a b", "--weight", "1"), 2, "owner='a b' is not 1 to 64 characters"),
