@@ -1,4 +1,4 @@
-"""The pages of admins: tokens, owners and groups, the audit."""
+"""The pages of admins: tokens, the audit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from layout_tuner.api.routes.access import Word, list_audit, revoke_token
 from layout_tuner.api.schemas.access import TokenId
 from layout_tuner.api.schemas.text_types import Moment
 from layout_tuner.documents.duration import read_duration_s
-from layout_tuner.documents.numbers import read_number
 from layout_tuner.documents.reading import read_choice
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
 from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
-from layout_tuner.results_db.errors import ResultsDbError, TokenDuplicateError, TokenInvalidError
+from layout_tuner.results_db.errors import TokenDuplicateError, TokenInvalidError
 from layout_tuner.results_db.store import Store
 
 router = APIRouter()
@@ -94,45 +93,6 @@ def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any
         roles=TOKEN_ROLES,
         owners=store.owners.all(),
         **{"created": None, "secret": "", "refusal": "", "given": {}} | said,
-    )
-
-
-@router.get("/owners")
-def show_owners(request: Request, store: StoreDep) -> HTMLResponse:
-    """The owners and the groups, with forms to change them."""
-    return _owners(request, store)
-
-
-@router.post("/owners")
-def do_change_owners(
-    request: Request,
-    store: StoreDep,
-    act: _Field = "",
-    name: _Field = "",
-    weight: _Field = "",
-    members: Annotated[str, Form(max_length=4000)] = "",
-) -> Response:
-    """Sets the weight of an owner or a group, or changes a group's members, or deletes it."""
-    owners, of, named = store.owners, name.strip(), members.replace(",", " ").split()
-    acts: dict[str, Callable[[], object]] = {
-        "owner": lambda: owners.put_owner(of, weight=read_number(weight.strip())),
-        "group": lambda: owners.put_group(of, weight=read_number(weight.strip())),
-        "join": lambda: owners.put_group(of, join=named),
-        "leave": lambda: owners.put_group(of, leave=named),
-        "delete": lambda: owners.delete_group(of),
-    }
-    try:
-        acts[read_choice(act, acts, CampaignInvalidError, field="act")]()
-    except (SearchSpaceError, ResultsDbError, ValueError) as error:
-        given = {"act": act, "name": name, "weight": weight, "members": members}
-        return _owners(request, store, refusal=str(error), given=given)
-    return go_to(request, "/owners", done="owners-changed")
-
-
-def _owners(request: Request, store: Store, refusal: str = "", given: Any = None) -> HTMLResponse:
-    owners, groups = store.owners.all(), store.owners.groups()
-    return render(
-        request, "owners.html", owners=owners, groups=groups, refusal=refusal, given=given or {}
     )
 
 

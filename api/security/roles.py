@@ -107,7 +107,6 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     ADMIN: """
         show_tokens do_create_token do_revoke_token show_audit
         create_token list_tokens revoke_token list_audit sign_out_owner
-        show_owners do_change_owners
         list_owners put_owner put_group delete_group
         do_remove_allocation do_quarantine do_release
         remove_allocation quarantine_node release_node put_quota delete_quota

@@ -84,49 +84,14 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, shared: Populated) 
     look_at(page)
 
 
-def test_owners_and_groups_are_changed_by_forms(visitor: Visitor, shared: Populated) -> None:
+def test_a_token_is_made_for_an_owner(visitor: Visitor, shared: Populated) -> None:
     page = visitor.open("/tokens")
     page.get_by_label("Name of a person or worker").fill("ann-laptop")
     page.get_by_label("Owner").fill("ann")
     page.get_by_role("button", name="Make the token").click()
     expect(page.get_by_role("region", name="The new token")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="ann-laptop")).to_contain_text("ann viewer")
-    page.get_by_role("link", name="owners and groups").click()
-    owners, groups = (page.get_by_role("region", name=name) for name in ("Owners", "Groups"))
-
-    def fill(**fields: str) -> None:
-        for label, text in fields.items():
-            field = page.get_by_label(label.capitalize(), exact=True)
-            (field.last if label == "weight" and "group" in fields else field.first).fill(text)
-
-    fill(owner="ann", weight="2.5")
-    page.get_by_role("button", name="Set the weight of the owner").click()
-    expect(page.get_by_text("The owners and groups are changed")).to_be_visible()
-    expect(owners.get_by_role("row").filter(has_text="ann")).to_contain_text("2.5")
-    fill(group="lab", weight="0")
-    page.get_by_role("button", name="Set the weight of the group").click()
-    expect(page.get_by_role("alert")).to_contain_text("weight=0.0 is not from 0.001 to 1000")
-    fill(group="lab", weight="3")
-    page.get_by_role("button", name="Set the weight of the group").click()
-    fill(group="lab", members=f"ann, {MARKUP}")
-    page.get_by_role("button", name="Add the members").click()
-    expect(page.get_by_role("alert")).to_contain_text("there is no owner '")
-    fill(group="lab", members="ann, a-submitter")
-    page.get_by_role("button", name="Add the members").click()
-    row = groups.get_by_role("row").filter(has_text="lab")
-    expect(row).to_contain_text("a-submitter, ann")
-    fill(group="lab", members="a-submitter")
-    page.get_by_role("button", name="Remove the members").click()
-    expect(row).not_to_contain_text("a-submitter")
     look_at(page)
-    fill(group="lab")
-    page.get_by_role("button", name="Delete the group").click()
-    page.get_by_role("dialog").get_by_role("button").nth(1).click()
-    expect(row).to_have_count(0)
-    odd = {"act": "promote", "name": "ann"}
-    answered(shared.ask("admin", "POST /owners", data=odd), 200, "&#39;promote&#39; is unknown")
-    page = visitor.open("/owners")
-    page.set_viewport_size({"width": 1100, "height": 700})
 
 
 def test_the_audit_is_filtered_and_has_pages(

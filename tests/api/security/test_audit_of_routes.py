@@ -34,7 +34,6 @@ CLUSTER = {"preset": "frontier", "num_nodes": 2}
 NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
-CHANGED_OWNER = {"act": "owner", "name": "ann", "weight": "3"}
 WEBHOOK = {"address": "https://hooks.test/x"}
 FORM = {**WEBHOOK, "format": "slack", "events": ["campaign.ended"]}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
@@ -88,7 +87,6 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "do_quarantine": ("node.quarantine", "node", "POST /nodes/quarantine", NODE),
     "do_release": ("node.release", "quarantined", "POST /nodes/release", NODE),
     "do_create_token": ("token.create", "", "POST /tokens", TOKEN_OF_CI),
-    "do_change_owners": ("owner.put", "", "POST /owners", CHANGED_OWNER),
     "do_revoke_token": ("token.revoke", "token", "POST /tokens/{}/revoke", None),
 }
 """By route: what the audit calls its change, what must be there before, and the request."""

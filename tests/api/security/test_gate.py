@@ -45,7 +45,6 @@ ADMIN_OPERATIONS = {
     *("create_token", "list_tokens", "revoke_token", "show_tokens", "sign_out_owner"),
     *("do_create_token", "do_revoke_token", "list_audit", "show_audit"),
     *("list_owners", "put_owner", "put_group", "delete_group"),
-    *("show_owners", "do_change_owners"),
     *("quarantine_node", "release_node", "do_quarantine", "do_release"),
     *("remove_allocation", "do_remove_allocation", "put_quota", "delete_quota"),
 }
