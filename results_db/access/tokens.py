@@ -15,14 +15,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, Unpack
 
 from sqlalchemy import Select, delete, or_, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.actor import Actor, TokenRole
@@ -42,6 +40,7 @@ from layout_tuner.results_db.models.service_tables import (
     OwnerRow,
     TokenRow,
 )
+from layout_tuner.results_db.models.table_base import insert_missing
 from layout_tuner.results_db.models.tables import Campaign, Trial
 from layout_tuner.results_db.rows import own_first, record_of
 from layout_tuner.results_db.service_records import AuditChoice, AuditEntryRead
@@ -333,12 +332,8 @@ def note_owner(
     table: type[OwnerRow | GroupRow] = OwnerRow,
 ) -> bool:
     """Adds an owner, or a group, unless there is one of this name; returns whether it did."""
-    if session.get(table, name) is None:
-        with suppress(IntegrityError), session.begin_nested():  # another transaction was first
-            session.add(table(name=name, weight=1.0, created_at=now, created_by=by))
-            session.flush()
-            return True
-    return False
+    row = {"name": name, "weight": 1.0, "created_at": now, "created_by": by}
+    return session.get(table, name) is None and insert_missing(session, table, [row]) > 0
 
 
 def _hash(secret: str) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sqlalchemy import (
     JSON,
+    CursorResult,
     DateTime,
     Dialect,
     ForeignKey,
@@ -172,9 +173,9 @@ def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, 
         session.connection().execute(insert(kind), rows)
 
 
-def insert_missing(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts rows, without those that break a unique constraint."""
+def insert_missing(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Inserts rows, without those that break a unique constraint; returns their number."""
     # Imported where it is used: the dialect of PostgreSQL is slow to import.
     dialect = import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
-    for row in rows:
-        session.execute(dialect.insert(kind).values(row).on_conflict_do_nothing())
+    inserts = (dialect.insert(kind).values(row).on_conflict_do_nothing() for row in rows)
+    return sum(cast("CursorResult[Any]", session.execute(each)).rowcount for each in inserts)

@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +17,7 @@ from layout_tuner.cli.options.command_options import json_option
 from layout_tuner.cli.options.refusals import fail, refusals
 from layout_tuner.cli.service.service_connection import answers, print_json, service_options
 from layout_tuner.documents.duration import read_duration_s
-from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
+from layout_tuner.results_db.actor import TOKEN_ROLES
 from layout_tuner.results_db.service_records import AuditEntryRead
 from layout_tuner.terminal.text_table import print_table
 
@@ -44,25 +44,19 @@ if TYPE_CHECKING:
 @json_option
 @service_options
 def create(
-    name: str,
-    role: str,
-    owner: str | None,
-    expires_in: str | None,
-    out: Path | None,
-    as_json: bool,
-    client: Client,
+    expires_in: str | None, out: Path | None, as_json: bool, client: Client, **wanted: Any
 ) -> None:
     """Make a token with the NAME of a person or a worker; it is shown this once."""
     until = None if expires_in is None else datetime.now(UTC) + _span(expires_in, "--expires-in")
     try:
-        wanted = TokenCreate(name=name, role=cast("TokenRole", role), owner=owner, expires_at=until)
+        token = TokenCreate(expires_at=until, **wanted)
     except ValidationError as error:
         raise click.UsageError(f"the name of a token: {error.errors()[0]['msg']}") from error
     if out is not None and out.exists():
         raise click.UsageError(f"{out} exists; name a new file with --out")
     if out is not None and not out.parent.is_dir():
         raise click.UsageError(f"there is no directory {out.parent}")
-    created = client.create_token(wanted)
+    created = client.create_token(token)
     if out is not None:
         _keep(out, created.token)
     if as_json:

@@ -1,4 +1,4 @@
-"""Owners, groups, who sees a campaign, quotas, and the use that fair shares count.
+"""Owners and groups with their shares, quotas, sign-ins and webhooks; who sees a campaign.
 
 Revision: r018, after r017. A database that r007 has just created has the tables already: it creates
 those of the models. Earlier tokens become owners of their own, and earlier campaigns are seen by
@@ -6,7 +6,6 @@ everyone, as before. Names of campaigns are unique by owner, and among those tha
 """
 
 import re
-from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,7 +20,23 @@ down_revision = "r017"
 branch_labels = None
 depends_on = None
 
-_TABLES = ("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use")
+_TABLES = (
+    *("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use"),
+    *("webhooks", "webhook_messages"),
+)
+_COLUMNS = {
+    "tokens": (
+        *("owner", "device_key", "device_part", "part_before", "user_code", "allowed_by"),
+        *("asked_from", "asked_at", "ends_at"),
+    ),
+    "campaigns": ("visibility", "group_name", "priority"),
+    "events": ("owner", "visibility", "group_name"),
+    "browser_sign_ins": ("owner", "role", "source", "id_token"),
+}
+_INDEXES = {
+    "tokens": ("uq_tokens_device_key", "uq_tokens_user_code"),
+    "campaigns": ("uq_campaigns_name_everyone", "ix_campaigns_name"),
+}
 _CHECKS = {
     "ck_campaigns_visibility": one_of("visibility", VISIBILITIES),
     "ck_campaigns_group_has_a_name": "visibility <> 'group' OR group_name IS NOT NULL",
@@ -30,27 +45,15 @@ _BY_OWNER = "CONSTRAINT uq_campaigns_created_by_name UNIQUE (created_by, name)"
 _BY_NAME = "CONSTRAINT uq_campaigns_name UNIQUE (name)"
 
 
-def _new_columns() -> dict[str, tuple[sa.Column[Any], ...]]:
-    return {
-        "tokens": (sa.Column("owner", sa.String(64), nullable=False, server_default=""),),
-        "campaigns": (
-            sa.Column("visibility", sa.String(8), nullable=False, server_default="everyone"),
-            sa.Column("group_name", sa.String(64)),
-            sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
-        ),
-        "events": (
-            sa.Column("owner", sa.String(64)),
-            sa.Column("visibility", sa.String(8)),
-            sa.Column("group_name", sa.String(64)),
-        ),
-    }
-
-
 def upgrade() -> None:
     if "visibility" in _columns("campaigns"):
         return
-    for table, columns in _new_columns().items():
-        for column in columns:
+    for table, names in _COLUMNS.items():
+        for model in (METADATA.tables[table].c[name] for name in names):
+            default = getattr(model.server_default, "arg", None)
+            column = sa.Column(
+                model.name, model.type, nullable=model.nullable, server_default=default
+            )
             op.add_column(table, column)
     METADATA.create_all(op.get_bind(), tables=[METADATA.tables[name] for name in _TABLES])
     op.execute("UPDATE tokens SET owner = name")
@@ -70,28 +73,26 @@ def upgrade() -> None:
     )
     set_checks("campaigns", _CHECKS)
     _set_unique(_BY_NAME, _BY_OWNER)
-    op.create_index(
-        "uq_campaigns_name_everyone",
-        "campaigns",
-        ["name"],
-        unique=True,
-        sqlite_where=sa.text("visibility = 'everyone'"),
-        postgresql_where=sa.text("visibility = 'everyone'"),
-    )
-    op.create_index("ix_campaigns_name", "campaigns", ["name"])
+    for table, names in _INDEXES.items():
+        for index in METADATA.tables[table].indexes:
+            if index.name in names:
+                index.create(op.get_bind())
 
 
 def downgrade() -> None:
     if "visibility" not in _columns("campaigns"):
         return
     refuse_rows("campaigns", "visibility", "visibility <> 'everyone'")
-    op.drop_index("uq_campaigns_name_everyone", "campaigns")
-    op.drop_index("ix_campaigns_name", "campaigns")
+    op.execute("UPDATE tokens SET revoked_at = created_at WHERE device_key IS NOT NULL")
+    op.execute("DELETE FROM browser_sign_ins WHERE owner IS NOT NULL")  # they sign in again
+    for table, names in _INDEXES.items():
+        for name in names:
+            op.drop_index(name, table)
     set_checks("campaigns", dict.fromkeys(_CHECKS))
     _set_unique(_BY_OWNER, _BY_NAME)
-    for table, columns in _new_columns().items():
-        for column in columns:
-            op.drop_column(table, column.name)
+    for table, names in _COLUMNS.items():
+        for name in names:
+            op.drop_column(table, name)
     for name in reversed(_TABLES):
         op.drop_table(name)
 
