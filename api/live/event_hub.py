@@ -2,10 +2,9 @@
 
 A watcher needs no database query of its own, and an event is serialized once for all watchers.
 Each gets the events of campaigns that its owner may see when they are distributed: who that is, is
-read once for all watchers. On
-PostgreSQL the same loop gives new events their numbers (decision 34). Once a second the loop also
-compares the state of trials, workers and nodes with the one before, and distributes live events
-(decision 34).
+read once for all watchers. On PostgreSQL the same loop gives new events their numbers (decision
+34). Once a second the loop also compares the state of trials, workers and nodes with the one
+before, and distributes live events (decision 34).
 """
 
 from __future__ import annotations

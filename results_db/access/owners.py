@@ -29,7 +29,7 @@ from layout_tuner.results_db.models.service_tables import (
     OwnerRow,
     PastUse,
 )
-from layout_tuner.results_db.models.table_base import insert_many
+from layout_tuner.results_db.models.table_base import insert_many, insert_missing
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.rows import record_of
@@ -195,9 +195,8 @@ class Owners(StoreSection):
             session.execute(delete(GroupMember).where(*own, GroupMember.group_name.not_in(groups)))
             for name in sorted(groups):
                 note_owner(session, name, now, self._actor.name, GroupRow)
-                if session.get(GroupMember, (name, owner)) is None:
-                    session.add(GroupMember(group_name=name, owner=owner, source="claim"))
-                    session.flush()
+                row = {"group_name": name, "owner": owner, "source": "claim"}
+                insert_missing(session, GroupMember, [row])
             if before != set(groups):
                 self._audit(session, "owner.groups", "owner", owner, groups=sorted(groups))
 

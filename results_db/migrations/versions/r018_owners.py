@@ -33,7 +33,7 @@ _COLUMNS = {
     "events": ("owner", "visibility", "group_name"),
     "browser_sign_ins": ("owner", "role", "source", "id_token"),
 }
-_INDEXES = {
+_INDEXES: dict[str, tuple[str, ...]] = {
     "tokens": ("uq_tokens_device_key", "uq_tokens_user_code"),
     "campaigns": ("uq_campaigns_name_everyone", "ix_campaigns_name"),
 }
