@@ -229,7 +229,7 @@ def _move(
     """
     if strangers := sorted(set(leave) - before):
         raise OwnerNotFoundError(f"{strangers[0][:80]!r} is not in the group {group!r}")
-    after = {*before.difference(leave), *join}
+    after = {*(before - set(leave)), *join}
     if len(after) > MAX_MEMBERS:
         raise OwnerInvalidError(
             f"the group {group!r} would have {len(after)} members; a group has at most {MAX_MEMBERS}"
