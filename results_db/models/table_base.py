@@ -177,5 +177,9 @@ def insert_missing(session: Session, kind: type[Base], rows: Sequence[Mapping[st
     """Inserts rows, without those that break a unique constraint; returns their number."""
     # Imported where it is used: the dialect of PostgreSQL is slow to import.
     dialect = import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
-    inserts = (dialect.insert(kind).values(row).on_conflict_do_nothing() for row in rows)
-    return sum(cast("CursorResult[Any]", session.execute(each)).rowcount for each in inserts)
+    counted, number = {"preserve_rowcount": True}, 0
+    for row in rows:
+        insertion = dialect.insert(kind).values(row).on_conflict_do_nothing()
+        done = session.execute(insertion, execution_options=counted)
+        number += cast("CursorResult[Any]", done).rowcount
+    return number
