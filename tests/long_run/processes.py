@@ -48,7 +48,7 @@ class Processes:
     def __init__(self, folder: Path, state: dict[str, Any]) -> None:
         self.folder = folder
         self.state = state
-        self.faults: list[str] = []
+        self.faults: list[str] = state["faults"]
         """Processes that ended by themselves, or not as they should."""
         place = folder / "postgres"
         place.mkdir(exist_ok=True)
