@@ -52,9 +52,9 @@ class PostgresServer:
         port: int | None = None,
         programs: Path | None = None,
     ) -> None:
-        """Creates the server's data in an empty directory; it does not run yet.
+        """Creates the server's data in an empty directory, or takes what it left there.
 
-        Its programs are those of the package, or of the folder `programs`.
+        It does not run yet. Its programs are those of the package, or of the folder `programs`.
         """
         self.directory = directory
         self.port = port
@@ -64,6 +64,8 @@ class PostgresServer:
         if self._user is not None:
             os.chown(directory, pwd.getpwnam(self._user).pw_uid, -1)
         self._bin = programs or _programs(directory, self._user)
+        if self.data.exists():
+            return
         self._run(
             *("initdb", "--pgdata", str(self.data), "--username", SUPERUSER, "--auth", "trust"),
             *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions"),
@@ -190,5 +192,6 @@ def _programs(directory: Path, user: str | None) -> Path:
         try:
             subprocess.run([found / "postgres", "--version"], user=user, cwd="/", check=True)
         except (PermissionError, subprocess.CalledProcessError):
-            found = Path(shutil.copytree(installed, directory / "programs")) / "bin"
+            copied = shutil.copytree(installed, directory / "programs", dirs_exist_ok=True)
+            found = Path(copied) / "bin"
     return found

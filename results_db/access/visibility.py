@@ -11,10 +11,12 @@ these, or to be asked for the id of a row that was found with it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, SQLColumnExpression, and_, event, or_, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.sql.base import ExecutableOption
 
 from layout_tuner.results_db.database.database import EYES_OF
 from layout_tuner.results_db.models.service_tables import EventRow, GroupMember, PastUse, PlanRow
@@ -42,11 +44,13 @@ def _is_seen(
     )
 
 
-def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
+@lru_cache(maxsize=64)
+def _conditions(owner: str) -> tuple[ExecutableOption, ...]:
+    """The conditions on all tables: 90 KiB. Without a cache each SELECT builds them in 1 ms."""
     # A table of its own: the condition of campaigns must not be added to it again.
     of = Campaign.__table__.alias("seen").c
     seen = select(of.id).where(_is_seen(owner, of.visibility, of.created_by, of.group_name))
-    return {
+    conditions: dict[type[Any], ColumnElement[bool]] = {
         Campaign: may_see(owner),
         Trial: Trial.campaign_id.in_(seen),
         AnalysisRow: AnalysisRow.campaign_id.in_(seen),
@@ -55,6 +59,10 @@ def _conditions(owner: str) -> dict[type[Any], ColumnElement[bool]]:
         PastUse: or_(PastUse.campaign_id.in_(seen), may_see(owner, PastUse)),
         PlanRow: PlanRow.created_by == owner,
     }
+    return tuple(
+        with_loader_criteria(table, condition, include_aliases=True)
+        for table, condition in conditions.items()
+    )
 
 
 @event.listens_for(Session, "do_orm_execute")
@@ -62,9 +70,4 @@ def _hide(state: ORMExecuteState) -> None:
     if not state.is_select or state.is_column_load:
         return
     for owner in state.session.info.get(EYES_OF, ()):
-        state.statement = state.statement.options(
-            *(
-                with_loader_criteria(table, condition, include_aliases=True)
-                for table, condition in _conditions(owner).items()
-            )
-        )
+        state.statement = state.statement.options(*_conditions(owner))

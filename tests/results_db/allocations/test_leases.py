@@ -6,6 +6,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from benchmarks.service.postgres_server import PostgresServer
 from layout_tuner.protocol.states import NodeState
@@ -19,6 +21,7 @@ from layout_tuner.protocol.worker_messages import (
     StatusBody,
 )
 from layout_tuner.results_db.actor import Actor
+from layout_tuner.results_db.allocations import leases
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.allocations.node_status import (
     RELEASE_TIME_S,
@@ -26,6 +29,7 @@ from layout_tuner.results_db.allocations.node_status import (
     note_quarantines,
 )
 from layout_tuner.results_db.errors import (
+    DatabaseUnavailableError,
     NodeNotFoundError,
     NodeStateError,
     WorkerNotFoundError,
@@ -526,3 +530,31 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
                 )
             done.result(30)
         assert quarantined(here) == [stands]
+
+
+@pytest.mark.sqlite_is_enough(False)
+@pytest.mark.parametrize("step", ["lock_rows", "_write_attempts"])
+def test_a_lease_whose_connection_is_killed_is_given_once(
+    store: Store, campaign: int, worker: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not store.is_shared:
+        pytest.skip("a file has no connection to lose")
+    trial = store.trials.add(campaign, Layout()).id
+    work = getattr(leases, step)
+
+    def killed(session: Session, *rest: Any) -> Any:
+        backend = session.scalar(select(func.pg_backend_pid()))
+        with store._db.read() as other:
+            assert other.scalar(select(func.pg_terminate_backend(backend, 5000)))
+        return work(session, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leases, step, killed)
+        with pytest.raises(DatabaseUnavailableError, match="cannot be used: "):
+            take_leases(store, worker, 1)
+    waiting = store.trials.get(trial)
+    assert (waiting.state, waiting.attempt, waiting.worker_id) == ("PENDING", 0, None)
+    lease = lease_one(store, worker)
+    assert (lease.trial_id, lease.attempt) == (trial, 1)
+    assert post_outcome(store, trial, 1, failed("crashed")).accepted
+    assert [each.ending for each in store.trials.detail(trial).attempts] == ["reported"]
