@@ -29,6 +29,7 @@ from layout_tuner.results_db.models.service_tables import (
     OwnerRow,
     PastUse,
 )
+from layout_tuner.results_db.models.table_base import insert_missing
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.rows import record_of
@@ -207,8 +208,9 @@ class Owners(StoreSection):
             for name in sorted(groups):
                 note_owner(session, name, now, self._actor.name, GroupRow)
                 if session.get(GroupMember, (name, owner)) is None:
-                    session.add(GroupMember(group_name=name, owner=owner, source="claim"))
-                    session.flush()
+                    session.get(GroupRow, name, with_for_update={"key_share": True})
+                    row = {"group_name": name, "owner": owner, "source": "claim"}
+                    insert_missing(session, GroupMember, [row])
             if before != set(groups):
                 self._audit(session, "owner.groups", "owner", owner, groups=sorted(groups))
 
