@@ -56,7 +56,7 @@ def _row(hook: WebhookRead) -> tuple[str, ...]:
 @service_options
 def add(client: Client, events: tuple[str, ...], **given: str) -> WebhookRead:
     """Have messages sent to ADDRESS; prints the secret that signs them, this once."""
-    return client.add_webhook(WebhookChange(events=[*events], **given))  # type: ignore[arg-type]
+    return client.add_webhook(WebhookChange.model_construct(events=[*events], **given))
 
 
 @click.command()
