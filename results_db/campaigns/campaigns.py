@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, String, delete, false, func, or_, select, update
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from layout_tuner.documents.reading import MAX_TEXT_LENGTH
@@ -129,9 +129,6 @@ def _first_free(session: Session, names: Sequence[str]) -> str:
             "name of its own"
         )
     return free
-
-
-_OPEN: Final = ("RUNNING", "PAUSED")
 
 
 class Campaigns(StoreSection):
@@ -461,7 +458,10 @@ def _shown(session: Session, row: Campaign, now: datetime) -> CampaignRecord:
     names = record.stored.start_from
     if not names or not session.info[EYES_OF]:
         return record
-    seen = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
+    # Not one of the same name that is not the source: it would tell of the hidden one.
+    is_source = (may_see(row.created_by), Campaign.created_at <= row.created_at)
+    named = select(Campaign.name).where(Campaign.name.in_(names), *is_source)
+    seen = set(session.scalars(named))
     shown = {**row.spec, "start_from": [name for name in names if name in seen]}
     return replace(record, stored=StoredCampaign(document=shown))
 
@@ -591,10 +591,29 @@ def _refuse_deletion(session: Session, campaign: Campaign) -> None:
             f"workers are still stopping {counted(num_running, 'trial')} of campaign {campaign.name!r}; delete "
             "the campaign when they have (a moment, or until their leases run out)"
         )
-    others = session.execute(select(Campaign.name, Campaign.spec).where(Campaign.state.in_(_OPEN)))
-    for name, document in others:
-        if campaign.name in StoredCampaign(document=document).start_from:
+    for _, name, state in dependents(session, campaign.id):
+        if state not in ENDED_CAMPAIGN_STATES:
             raise CampaignStateError(
                 f"campaign {name!r} starts from {campaign.name!r} and has not ended; delete it "
                 "when that has"
             )
+
+
+def dependents(session: Session, campaign_id: int) -> list[tuple[int, str, CampaignState]]:
+    """Ids, names and states of the campaigns that start from a campaign, the newest first.
+
+    Those that mean another one of its name are not among them: their owners do not see this one, or
+    made them before it.
+    """
+    other = aliased(Campaign)
+    query = (
+        select(other, Campaign.name)
+        .join(Campaign, Campaign.id == campaign_id)
+        .where(other.created_at >= Campaign.created_at, may_see(other.created_by))
+        .order_by(other.id.desc())
+    )
+    return [
+        (row.id, row.name, row.state)
+        for row, name in session.execute(query)
+        if name in row.stored.start_from
+    ]
