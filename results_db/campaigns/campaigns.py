@@ -613,7 +613,7 @@ def dependents(session: Session, campaign_id: int) -> list[tuple[int, str, Campa
         .order_by(other.id.desc())
     )
     return [
-        (row.id, row.name, row.state)
+        (row.id, row.name, cast("CampaignState", row.state))
         for row, name in session.execute(query)
         if name in row.stored.start_from
     ]
