@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, String, delete, false, func, or_, select, update
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from layout_tuner.documents.reading import MAX_TEXT_LENGTH
@@ -28,7 +28,7 @@ from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
-from layout_tuner.results_db.campaigns.start_from import may_calibrate
+from layout_tuner.results_db.campaigns.start_from import dependents, may_calibrate
 from layout_tuner.results_db.database.database import EYES_OF, refused_unless_unique
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign, lock_rows
@@ -597,23 +597,3 @@ def _refuse_deletion(session: Session, campaign: Campaign) -> None:
                 f"campaign {name!r} starts from {campaign.name!r} and has not ended; delete it "
                 "when that has"
             )
-
-
-def dependents(session: Session, campaign_id: int) -> list[tuple[int, str, CampaignState]]:
-    """Ids, names and states of the campaigns that start from a campaign, the newest first.
-
-    Those that mean another one of its name are not among them: their owners do not see this one, or
-    made them before it.
-    """
-    other = aliased(Campaign)
-    query = (
-        select(other, Campaign.name)
-        .join(Campaign, Campaign.id == campaign_id)
-        .where(other.created_at >= Campaign.created_at, may_see(other.created_by))
-        .order_by(other.id.desc())
-    )
-    return [
-        (row.id, row.name, cast("CampaignState", row.state))
-        for row, name in session.execute(query)
-        if name in row.stored.start_from
-    ]

@@ -10,8 +10,9 @@ from sqlalchemy.orm import selectinload
 
 from layout_tuner.protocol.measurement import Environment
 from layout_tuner.protocol.states import AttemptPhase, TrialState
-from layout_tuner.results_db.campaigns.campaigns import conditions, dependents
+from layout_tuner.results_db.campaigns.campaigns import conditions
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.campaigns.start_from import dependents
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign
 from layout_tuner.results_db.database.store_base import StoreSection
