@@ -129,7 +129,7 @@ def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDe
     """The data that a deletion of a campaign removes, and the campaigns that depend on it."""
     return show(
         "campaign_delete.html",
-        dependents=store.reports.campaigns_from(campaign.name),
+        dependents=store.reports.campaigns_from(campaign.id),
         num_ranked=store.leaderboard.ranked_summary(campaign.id).num_ranked,
     )
 

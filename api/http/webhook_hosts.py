@@ -49,7 +49,7 @@ def refuse_address(address: str, hosts: Collection[str]) -> bool:
             f"{origin[:200]} is not a host that an administrator allows with `serve --webhook-hosts`: "
             f"{', '.join(sorted(hosts)) or 'none is'}"
         )
-    return origin in hosts
+    return origin in hosts and "*" not in origin
 
 
 def refuse_private(host: str) -> None:

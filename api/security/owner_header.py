@@ -46,12 +46,12 @@ class OwnerHeader:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         if named := headers.getlist(self._header):
             sender = scope["client"][0] if scope.get("client") else ""
-            if sender not in self._app.trusted_hosts or len(named) > 1:
-                why = f"only the proxy may send {self._header}, once; {sender} is none of --proxy, or sent it twice"
+            groups = headers.getlist(self._groups_header) if self._groups_header else []
+            if sender not in self._app.trusted_hosts or len(named) > 1 or len(groups) > 1:
+                why = f"only the proxy may send {self._header}, each header once; {sender} is none of --proxy, or sent it twice"
                 await self._refused(sender, why)
                 await problem_response(HTTPStatus.FORBIDDEN, why)(scope, receive, send)
                 return
-            groups = headers.getlist(self._groups_header) if self._groups_header else []
             words = tuple(filter(None, map(str.strip, ",".join(groups).split(","))))
             scope[_KEY] = ProxiedOwner(named[0].strip(), words if groups else None)
         await self._app(scope, receive, send)

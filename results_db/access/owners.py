@@ -195,6 +195,7 @@ class Owners(StoreSection):
             session.execute(delete(GroupMember).where(*own, GroupMember.group_name.not_in(groups)))
             for name in sorted(groups):
                 note_owner(session, name, now, self._actor.name, GroupRow)
+                session.get(GroupRow, name, with_for_update={"key_share": True})
                 row = {"group_name": name, "owner": owner, "source": "claim"}
                 insert_missing(session, GroupMember, [row])
             if before != set(groups):

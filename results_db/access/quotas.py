@@ -33,6 +33,7 @@ from layout_tuner.results_db.models.service_tables import (
     OwnerRow,
     QuotaRow,
 )
+from layout_tuner.results_db.models.table_base import insert_missing
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import record_of
@@ -233,13 +234,11 @@ class Quotas(StoreSection):
                     f"there is no owner {name[:80]!r}; `layout-tuner owner list` has all of them, "
                     f"and {EVERYONE} is everyone without a quota of their own"
                 )
-            row = session.scalar(select(QuotaRow).where(*_named(kind, name, period)))
-            if row is None:
-                by = self._actor.name
-                row = QuotaRow(kind=kind, name=name, period=period, created_at=now, created_by=by)
-                session.add(row)
+            new = {"kind": kind, "name": name, "period": period, "node_hours": node_hours}
+            new |= {"beyond": beyond, "created_at": now, "created_by": self._actor.name}
+            insert_missing(session, QuotaRow, [new])
+            row = session.scalars(select(QuotaRow).where(*_named(kind, name, period))).one()
             row.node_hours, row.beyond, row.until = node_hours, beyond, until
-            session.flush()
             given = {"node_hours": node_hours, "beyond": beyond, "until": until and str(until)}
             self._audit(session, "quota.put", kind, name, period=period, **given)
         return next(q for q in self.find() if (q.kind, q.name, q.period) == (kind, name, period))

@@ -29,6 +29,7 @@ from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import WebhookInvalidError, WebhookNotFoundError
 from layout_tuner.results_db.models.service_tables import (
     WORKER_ALIVE_S,
+    EventRow,
     MessageRow,
     WebhookRow,
     WorkerRow,
@@ -192,8 +193,10 @@ class Webhooks(StoreSection):
         with self._db.write() as session:
             locked = query.with_for_update(skip_locked=True, of=MessageRow)
             for row, hook in session.execute(locked):
-                seen = select(may_see(hook.owner)).where(Campaign.id == row.campaign_id)
-                if session.scalar(seen) not in (None, True):  # None: it was deleted
+                there = select(may_see(hook.owner)).where(Campaign.id == row.campaign_id)
+                gone = select(may_see(hook.owner, EventRow))  # of a deleted campaign
+                gone = gone.where(EventRow.campaign_id == row.campaign_id).limit(1)
+                if False in (session.scalar(there), session.scalar(gone)):
                     row.state, row.problem = "given up", "its owner may not see the campaign now"
                     continue
                 row.attempts += 1

@@ -130,7 +130,7 @@ class LeaseBatch:
         costs: dict[str, float] = {}
         for owner, priority, node_seconds, ended in self._session.execute(_waiting_owners(suits)):
             levels[owner].append((priority, 0))
-            costs[owner] = probe_cost(node_seconds, ended)
+            costs[owner] = max(costs.get(owner, 0.0), probe_cost(node_seconds, ended))
         held, weights = dict.fromkeys(levels, 0.0), dict.fromkeys(levels, 1.0)
         if len(levels) > 1:
             waiting = [(place, owner, 1) for owner in levels]
@@ -255,15 +255,16 @@ def _waiting_owners(
 ) -> Select[str, int, float, int]:
     """The owners and priorities of campaigns with trials that suit and wait, with their cost.
 
-    The highest priority comes first, and of one the owner of the oldest campaign.
+    The owner of the oldest campaign comes first, and of an owner the highest priority.
     """
     trials = select(Trial.id).where(Trial.campaign_id == Campaign.id, *suits)
     by = (Campaign.created_by, Campaign.priority)
+    oldest = func.min(func.min(Campaign.id)).over(partition_by=Campaign.created_by)
     return (
         select(*by, func.sum(Campaign.node_seconds), func.sum(Campaign.last_ended_seq))
         .where(Campaign.state == "RUNNING", trials.correlate(Campaign).exists())
         .group_by(*by)
-        .order_by(Campaign.priority.desc(), func.min(Campaign.id))
+        .order_by(oldest, Campaign.priority.desc())
     )
 
 

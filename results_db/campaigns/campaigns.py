@@ -28,7 +28,7 @@ from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
-from layout_tuner.results_db.campaigns.start_from import may_calibrate
+from layout_tuner.results_db.campaigns.start_from import dependents, may_calibrate
 from layout_tuner.results_db.database.database import EYES_OF, refused_unless_unique
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign, lock_rows
@@ -129,9 +129,6 @@ def _first_free(session: Session, names: Sequence[str]) -> str:
             "name of its own"
         )
     return free
-
-
-_OPEN: Final = ("RUNNING", "PAUSED")
 
 
 class Campaigns(StoreSection):
@@ -461,7 +458,10 @@ def _shown(session: Session, row: Campaign, now: datetime) -> CampaignRecord:
     names = record.stored.start_from
     if not names or not session.info[EYES_OF]:
         return record
-    seen = set(session.scalars(select(Campaign.name).where(Campaign.name.in_(names))))
+    # Not one of the same name that is not the source: it would tell of the hidden one.
+    is_source = (may_see(row.created_by), Campaign.created_at <= row.created_at)
+    named = select(Campaign.name).where(Campaign.name.in_(names), *is_source)
+    seen = set(session.scalars(named))
     shown = {**row.spec, "start_from": [name for name in names if name in seen]}
     return replace(record, stored=StoredCampaign(document=shown))
 
@@ -591,9 +591,8 @@ def _refuse_deletion(session: Session, campaign: Campaign) -> None:
             f"workers are still stopping {counted(num_running, 'trial')} of campaign {campaign.name!r}; delete "
             "the campaign when they have (a moment, or until their leases run out)"
         )
-    others = session.execute(select(Campaign.name, Campaign.spec).where(Campaign.state.in_(_OPEN)))
-    for name, document in others:
-        if campaign.name in StoredCampaign(document=document).start_from:
+    for _, name, state in dependents(session, campaign.id):
+        if state not in ENDED_CAMPAIGN_STATES:
             raise CampaignStateError(
                 f"campaign {name!r} starts from {campaign.name!r} and has not ended; delete it "
                 "when that has"

@@ -12,6 +12,7 @@ from layout_tuner.protocol.measurement import Environment
 from layout_tuner.protocol.states import AttemptPhase, TrialState
 from layout_tuner.results_db.campaigns.campaigns import conditions
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
+from layout_tuner.results_db.campaigns.start_from import dependents
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -28,7 +29,6 @@ from layout_tuner.results_db.models.tables import (
 )
 from layout_tuner.results_db.records import Analysis, CampaignState, KnobStepRead, WorkerRecord
 from layout_tuner.results_db.rows import columns_of, record_of
-from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,17 +177,10 @@ class Reports(StoreSection):
                 for column in columns
             }
 
-    def campaigns_from(self, name: str) -> list[tuple[int, str, CampaignState]]:
+    def campaigns_from(self, campaign_id: int) -> list[tuple[int, str, CampaignState]]:
         """Ids, names and states of the campaigns that start from a campaign, the newest first."""
-        columns = (Campaign.id, Campaign.name, Campaign.state, Campaign.spec)
         with self._db.read() as session:
-            return [
-                (id_, other, state)
-                for id_, other, state, document in session.execute(
-                    select(*columns).order_by(Campaign.id.desc())
-                )
-                if name in StoredCampaign(document=document).start_from
-            ]
+            return dependents(session, campaign_id)
 
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
         """The progress of a campaign's running trials, by their ids."""

@@ -13,17 +13,18 @@ from functools import cache
 from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.observation import ObservationState
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
 from layout_tuner.protocol.states import TrialState
+from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.models.service_tables import WorkerRow
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
-from layout_tuner.results_db.records import CampaignRecord
+from layout_tuner.results_db.records import CampaignRecord, CampaignState
 from layout_tuner.results_db.rows import own_first, record_of, trial_layout
 from layout_tuner.search_spaces.campaigns.fidelity import with_layers
 from layout_tuner.search_spaces.campaigns.stored_campaign import StoredCampaign
@@ -267,3 +268,23 @@ def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
         state = _SAMPLE_STATES[trial.state]
         found.append(record_of(Sample, trial, model=model, cluster=cluster, state=state))
     return Knowledge(samples=tuple(found))
+
+
+def dependents(session: Session, campaign_id: int) -> list[tuple[int, str, CampaignState]]:
+    """Ids, names and states of the campaigns that start from a campaign, the newest first.
+
+    Those that mean another one of its name are not among them: their owners do not see this one, or
+    made them before it.
+    """
+    other = aliased(Campaign)
+    query = (
+        select(other, Campaign.name)
+        .join(Campaign, Campaign.id == campaign_id)
+        .where(other.created_at >= Campaign.created_at, may_see(other.created_by))
+        .order_by(other.id.desc())
+    )
+    return [
+        (row.id, row.name, cast("CampaignState", row.state))
+        for row, name in session.execute(query)
+        if name in row.stored.start_from
+    ]

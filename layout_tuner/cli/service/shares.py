@@ -76,7 +76,7 @@ def set_quota(
 ) -> QuotaRead:
     """Set the quota of an owner or a group; the owner * is everyone without one of their own."""
     end = None if until is None else until.replace(tzinfo=UTC)
-    return client.put_quota(kind, name, period, QuotaPut(until=end, **given))
+    return client.put_quota(kind, name, period, QuotaPut.model_construct(until=end, **given))
 
 
 @click.command("remove")

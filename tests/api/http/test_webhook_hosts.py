@@ -25,6 +25,7 @@ def test_hosts_are_origins_with_their_ports() -> None:
         ("https://hooks.example.org/a?b=c", True),
         ("https://HOOKS.example.org:443/a", True),
         ("https://a.b.wild.test:8443/", False),
+        ("https://*.wild.test:8443/", False),
         ("http://chat/hooks/x", True),
         ("https://[2001:db8::1]/", True),
     ],

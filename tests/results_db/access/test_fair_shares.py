@@ -110,6 +110,23 @@ def test_one_batch_is_shared_too(store: Store, worker: str) -> None:
     assert Counter(each.campaign_name for each in leases) == {"of-a": 4, "of-b": 12}
 
 
+def test_cheap_probes_of_low_priority_buy_no_turns(store: Store, worker: str) -> None:
+    make(store, "b", "cheap", trials=2, priority=-5)
+    run(store, worker, 1, 0.001)
+    for owner in "ab":
+        make(store, owner, trials=30)
+    assert sorted(run(store, worker, 2)) == ["a", "b"]
+    leases = take_leases(store, worker, 16)
+    assert Counter(each.campaign_name for each in leases) == {"of-a": 8, "of-b": 8}
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_priority_is_none_among_owners(store: Store, worker: str) -> None:
+    make(store, "a", trials=1)
+    make(store, "b", trials=1, priority=1000)
+    assert run(store, worker, 2) == ["a", "b"]
+
+
 def test_running_trials_count_by_what_they_hold(
     store: Store, clock: TurnableClock, worker: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.store import Store
 from tests.kit.postgres import is_anybody_waiting
-from tests.kit.store import make_spec
+from tests.kit.store import at_once, make_spec
 from tests.results_db.access.test_visibility import by, make
 from tests.results_db.campaigns.test_imports import make_import, varied_rows
 
@@ -152,6 +153,18 @@ def test_members_that_many_add_at_once_are_all_there(store: Store) -> None:
     for thread in added:
         thread.join()
     assert members(store) == tuple(names)
+
+
+def test_a_claim_and_an_administrator_may_act_at_once(lab: Store) -> None:
+    for number in range(8):
+        name = f"g{number}"
+        lab.owners.put_group(name)
+        at_once(
+            partial(lab.owners.note_claimed_groups, "bob", [name]),
+            partial(lab.owners.note_claimed_groups, "bob", [name]),
+            partial(lab.owners.put_group, name, join=["bob"]),
+        )
+        assert members(lab, name) == ("bob",)
 
 
 def test_a_deleted_group_hides_its_campaigns_for_good(lab: Store) -> None:

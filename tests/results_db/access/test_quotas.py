@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from layout_tuner.results_db.access.shares import end_of, start_of
-from layout_tuner.results_db.actor import Actor, QuotaPeriod
+from layout_tuner.results_db.actor import QUOTA_PERIODS, Actor, QuotaPeriod
 from layout_tuner.results_db.errors import (
     OwnerNotFoundError,
     QuotaExceededError,
@@ -16,7 +17,7 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.store import Store
 from layout_tuner.trainers.simulator import simulator_trainer
-from tests.kit.store import TurnableClock, failed, lease_one, post_outcome, take_leases
+from tests.kit.store import TurnableClock, at_once, failed, lease_one, post_outcome, take_leases
 from tests.results_db.access.test_fair_shares import make, run
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -168,6 +169,16 @@ def test_a_bad_quota_changes_nothing(store: Store, given: dict[str, Any], said: 
     (quota,) = store.quotas.find()
     assert (quota.node_hours, quota.until) == (1.0, None)
     assert len(store.access.audit(action="quota.put")) == 1
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_quotas_set_at_once_are_one(store: Store) -> None:
+    for period in QUOTA_PERIODS:
+        hours = (1.0, 2.0, 3.0)
+        put = [partial(limit, store, "*", period=period, node_hours=each) for each in hours]
+        at_once(*put)
+        (quota,) = [each for each in store.quotas.find() if each.period == period]
+        assert quota.node_hours in hours
 
 
 @pytest.mark.parametrize("kind", ["owner", "group"])

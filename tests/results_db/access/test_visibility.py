@@ -99,6 +99,20 @@ def test_one_s_own_campaign_has_the_name(store: Store, ids: dict[str, int]) -> N
     assert by(store, "bob").campaigns.by_name("private").created_by == "cid"
 
 
+def test_a_guessed_name_tells_of_no_hidden_source(store: Store) -> None:
+    make(store, "ann", "base", visibility="private")
+    spec = make_spec("public", start_from=["base"])
+    public = by(store, "ann").campaigns.create(spec, num_legal_layouts=100)
+    cid = by(store, "cid")
+    guess = make(store, "cid", "base", visibility="private")
+    for shown in (cid.campaigns.get(public.id), cid.campaigns.by_name("public")):
+        assert shown.stored.start_from == ()
+    assert cid.reports.campaigns_from(guess) == []
+    cid.campaigns.cancel(guess)
+    cid.campaigns.delete(guess)
+    assert by(store, "ann").campaigns.get(public.id).stored.start_from == ("base",)
+
+
 def test_a_member_who_leaves_sees_no_more(store: Store, ids: dict[str, int]) -> None:
     store.owners.put_group("lab", members=["ann"], known_members=False)
     assert len(by(store, "bob").campaigns.find()) == 1

@@ -105,12 +105,15 @@ def test_a_later_webhook_hears_of_no_earlier_loss(store: Store, clock: TurnableC
     assert claim(store) == []
 
 
-def test_what_is_hidden_meanwhile_is_not_sent(store: Store) -> None:
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_is_hidden_meanwhile_is_not_sent(store: Store, is_deleted: bool) -> None:
     hook(by(store, "bob"))
     campaign = make(store, "ann", "soon-hidden")
     by(store, "ann").campaigns.cancel(campaign)
     with store._db.write() as session:
         session.get_one(Campaign, campaign).visibility = "private"
+    if is_deleted:
+        store.campaigns.delete(campaign)
     assert claim(store) == []
     (message,) = store.webhooks.all()[0].messages
     assert message.state == "given up"

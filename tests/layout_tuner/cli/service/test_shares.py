@@ -31,14 +31,16 @@ def test_a_quota_is_set_listed_and_removed(run: Command) -> None:
         ("*", ("--node-hours", "0"), "node_hours=0 is not above 0"),
         ("*", ("--node-hours", "1e9"), "at most 1e+08"),
         ("*", ("--node-hours", "1", "--until", "2020-01-01"), "is past; leave it out"),
+        ("*", ("--node-hours", "1", "--until", "9999-12-31"), "between the years 1970 and 9000"),
     ],
 )
 def test_a_bad_quota_is_refused(
     run: Command, name: str, options: tuple[str, ...], said: str
 ) -> None:
     refused = run("quota", "set", "owner", name, "--per", "day", *options)
+    (line,) = refused.stderr.splitlines()
+    assert said in line
     assert refused.exit_code > 0
-    assert said in refused.output
     quotas = json.loads(run("quota", "list", "--json").stdout)["quotas"]
     assert [each for each in quotas if each["period"] == "day"] == []
 
