@@ -39,8 +39,7 @@ from layout_tuner.results_db.errors import (
     CampaignStateError,
     campaign_not_found,
 )
-from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from layout_tuner.results_db.models.service_tables import EventRow
+from layout_tuner.results_db.models.service_tables import EventRow, PastUse
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Trial
 from layout_tuner.results_db.records import (
     ENDED_CAMPAIGN_STATES,
@@ -50,7 +49,7 @@ from layout_tuner.results_db.records import (
 )
 from layout_tuner.results_db.rows import campaign_record, own_first
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
-from layout_tuner.results_db.usage import Usage
+from layout_tuner.results_db.usage import note_saved
 from layout_tuner.results_db.wall_time import stop_clock
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
@@ -438,7 +437,9 @@ class Campaigns(StoreSection):
             num_trials = session.scalar(
                 select(func.count()).where(Trial.campaign_id == campaign_id)
             )
-            Usage(self._db, self._clock, LeaderboardMemo()).keep(session, campaign)
+            # What it used stays, for those who saw it.
+            used = update(PastUse).where(PastUse.campaign_id == campaign_id)
+            session.execute(used.values(visibility=campaign.visibility))
             # Before the trials, to which its rows refer.
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             session.execute(delete(EventRow).where(EventRow.campaign_id == campaign_id))
@@ -537,6 +538,7 @@ def _end(
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
     for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
+    note_saved(session, campaign, now)
 
 
 def _change_sharing(
@@ -548,6 +550,8 @@ def _change_sharing(
     wanted = Sharing(**{**before, **changes})
     if "group" in changes or changes.get("visibility") == "group":
         share(session, campaign, wanted)
+        used = update(PastUse).where(PastUse.campaign_id == campaign.id)
+        session.execute(used.values(group=campaign.group))
     campaign.visibility, campaign.priority = wanted.visibility, wanted.priority
     with refused_unless_unique(name_taken(campaign.name), "campaigns", "name", only="everyone"):
         session.flush()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.results_db.access.shares import end_of, start_of
+from layout_tuner.results_db.access.quotas import end_of, start_of
 from layout_tuner.results_db.actor import Actor, QuotaPeriod
 from layout_tuner.results_db.errors import (
     OwnerNotFoundError,
