@@ -171,9 +171,9 @@ class AllocationCalls(Calls):
 class AccessCalls(Calls):
     """Tokens, owners, groups, fair shares, quotas and the audit log."""
 
-    def shares(self, *, cluster: str | None = None) -> SharePage:
+    def shares(self) -> SharePage:
         """What owners have had of clusters; without the role admin that of the own owner."""
-        return self._get("/shares", SharePage, cluster=cluster)
+        return self._get("/shares", SharePage)
 
     def quotas(self) -> QuotaPage:
         """All quotas; without the role admin those in force for the own owner."""
@@ -183,13 +183,12 @@ class AccessCalls(Calls):
         self, kind: QuotaKind, name: str, period: QuotaPeriod, quota: QuotaPut
     ) -> QuotaRead:
         """Sets the quota of an owner or a group in a period."""
-        path = f"/v1/quotas/{kind}/{segment(name)}/{period}"
-        sent = quota.model_dump(mode="json")
-        return self._read(self._send("PUT", path, json=sent, is_repeatable=True), QuotaRead)
+        path = f"/quotas/{kind}/{segment(name)}/{period}"
+        return self._put(path, QuotaRead, quota.model_dump(mode="json"))
 
     def delete_quota(self, kind: QuotaKind, name: str, period: QuotaPeriod) -> None:
         """Takes a quota away."""
-        self._send("DELETE", f"/v1/quotas/{kind}/{segment(name)}/{period}")
+        self._delete(f"/quotas/{kind}/{segment(name)}/{period}")
 
     def whoami(self) -> WhoAmI:
         """The name and the role of the client's own token, and its owner with the groups."""

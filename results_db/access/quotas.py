@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, case, delete, func, or_, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.access.owners import no_group
 from layout_tuner.results_db.access.shares import OF_ATTEMPTS, running
 from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.actor import QuotaAction, QuotaKind, QuotaPeriod
-from layout_tuner.results_db.database.database import EYES_OF, Database, rows_deleted
+from layout_tuner.results_db.database.database import EYES_OF, Database
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import Clock, StoreSection
 from layout_tuner.results_db.errors import (
+    OwnerInvalidError,
     OwnerNotFoundError,
     QuotaExceededError,
-    QuotaInvalidError,
 )
 from layout_tuner.results_db.models.service_tables import (
     GroupMember,
@@ -48,6 +48,8 @@ MAX_NODE_HOURS: Final = 1e8
 NEARLY: Final = 0.8
 """The part of a quota at which it is nearly used."""
 
+_KEY: Final = (QuotaRow.kind, QuotaRow.name, QuotaRow.period)
+
 
 def start_of(period: str, now: datetime) -> datetime:
     """When the period in which `now` is began, in UTC; weeks begin on Monday."""
@@ -69,7 +71,7 @@ class QuotaBook:
     def __init__(self, session: Session, now: datetime, *, lock: bool = False) -> None:
         """With `lock`, other services that lease wait, and then count these leases too."""
         in_force = or_(QuotaRow.until.is_(None), QuotaRow.until > now)
-        query = select(QuotaRow).where(in_force).order_by(QuotaRow.id)
+        query = select(QuotaRow).where(in_force).order_by(*_KEY)
         self._now = now
         self.quotas = session.scalars(query.with_for_update() if lock else query).all()
         self._used: defaultdict[tuple[str, str, str], float] = defaultdict(float)
@@ -170,7 +172,7 @@ class Quotas(StoreSection):
         with self._db.seen_by(None).read() as session:
             book = QuotaBook(session, self._clock())
             if owner is None:
-                found = list(session.scalars(select(QuotaRow).order_by(QuotaRow.id)))
+                found = list(session.scalars(select(QuotaRow).order_by(*_KEY)))
             else:
                 of_owner = select(GroupMember.group_name).where(GroupMember.owner == owner)
                 groups = session.scalars(of_owner.order_by(GroupMember.group_name))
@@ -200,17 +202,17 @@ class Quotas(StoreSection):
         """Sets the quota of an owner or a group in a period.
 
         Raises:
-            QuotaInvalidError: the node-hours are out of range, or the end is past.
+            OwnerInvalidError: the node-hours are out of range, or the end is past.
             OwnerNotFoundError: there is no owner, or no group, of this name.
         """
         now = self._clock()
         if not (math.isfinite(node_hours) and 0 < node_hours <= MAX_NODE_HOURS):
-            raise QuotaInvalidError(
+            raise OwnerInvalidError(
                 f"node_hours={node_hours:g} is not above 0 and at most {MAX_NODE_HOURS:g}; "
                 "`layout-tuner quota remove` takes a quota away"
             )
         if until is not None and until <= now:
-            raise QuotaInvalidError(
+            raise OwnerInvalidError(
                 f"until={until.isoformat()} is past; leave it out for a quota without an end"
             )
         with self._db.write() as session:
@@ -221,13 +223,9 @@ class Quotas(StoreSection):
                     f"there is no owner {name[:80]!r}; `layout-tuner owner list` has all of them, "
                     f"and {EVERYONE} is everyone without a quota of their own"
                 )
-            row = session.scalar(select(QuotaRow).where(*_named(kind, name, period)))
-            if row is None:
-                by = self._actor.name
-                row = QuotaRow(kind=kind, name=name, period=period, created_at=now, created_by=by)
-                session.add(row)
-            row.node_hours, row.beyond, row.until = node_hours, beyond, until
-            given = {"node_hours": node_hours, "beyond": beyond, "until": until and str(until)}
+            given = {"node_hours": node_hours, "beyond": beyond, "until": until}
+            row = session.merge(QuotaRow(kind=kind, name=name, period=period, **given))
+            given["until"] = until and str(until)
             self._audit(session, "quota.put", kind, name, period=period, **given)
             return self._read(QuotaBook(session, now), row)
 
@@ -235,11 +233,12 @@ class Quotas(StoreSection):
     def remove(self, kind: QuotaKind, name: str, period: QuotaPeriod) -> None:
         """Takes a quota away; OwnerNotFoundError where there is none."""
         with self._db.write() as session:
-            if not rows_deleted(session, delete(QuotaRow).where(*_named(kind, name, period))):
+            if (row := session.get(QuotaRow, (kind, name, period))) is None:
                 raise OwnerNotFoundError(
                     f"the {kind} {name[:80]!r} has no quota for a {period}; `layout-tuner quota list` "
                     "has all of them"
                 )
+            session.delete(row)
             self._audit(session, "quota.remove", kind, name, period=period)
 
     def why_waits(self, campaign: CampaignRecord) -> str | None:
@@ -274,7 +273,3 @@ class Quotas(StoreSection):
             for key, (owner, data) in found.items():
                 notify(session, "quota.at_80_percent", now=now, owner=owner, data=data, key=key)
         self._notified = set(found)
-
-
-def _named(kind: str, name: str, period: str) -> list[ColumnElement[bool]]:
-    return [QuotaRow.kind == kind, QuotaRow.name == name, QuotaRow.period == period]

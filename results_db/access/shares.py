@@ -216,7 +216,6 @@ def _shares(place: Place, owners: Mapping[str, Use]) -> Iterator[ShareRead]:
             entitled=use.weight / weights,
             had=use.total / total if total else 0.0,
             node_hours=use.total / 3600,
-            total_node_hours=total / 3600,
             running=use.running,
             waiting=use.waiting,
         )

@@ -133,20 +133,16 @@ class QuotaRow(Base):
         CheckConstraint(one_of("period", QUOTA_PERIODS), name="period"),
         CheckConstraint(one_of("beyond", QUOTA_ACTIONS), name="beyond"),
         CheckConstraint(is_over_zero("node_hours"), name="node_hours"),
-        UniqueConstraint("kind", "name", "period"),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(String(8))
-    name: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(8), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Of the owner or the group; * as an owner: each that has no quota of its own."""
-    period: Mapped[str] = mapped_column(String(8))
+    period: Mapped[str] = mapped_column(String(8), primary_key=True)
     node_hours: Mapped[float]
     beyond: Mapped[str] = mapped_column(String(8))
     until: Mapped[datetime | None]
     """None: until it is removed."""
-    created_at: Mapped[datetime]
-    created_by: Mapped[str] = mapped_column(String(64))
 
 
 class PastUse(Base):

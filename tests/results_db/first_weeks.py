@@ -201,10 +201,9 @@ class _Writer:
         self.store.access.create_token("ann-laptop", "submitter", owner="ann")
         self.store.owners.put_group("lab", weight=2.0, members=["ann", "bob"])
         self.store.owners.note_claimed_groups("cid", ["lab", "site"])
-        of = {"kind": "group", "name": "lab", "period": "month", "created_by": "system"}
+        of = {"kind": "group", "name": "lab", "period": "month"}
         with self.store._db.write() as session:
-            now = self.clock()
-            session.add(QuotaRow(**of, node_hours=10.5, beyond="wait", created_at=now))
+            session.add(QuotaRow(**of, node_hours=10.5, beyond="wait"))
             session.add(
                 PastUse(
                     campaign_id=10**6,
