@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import TrainingJobInvalidError
@@ -30,7 +30,13 @@ from layout_tuner.units import SECONDS_PER_HOUR
 TOKENS: Final = 10**12
 """Tokens of a training job whose savings are counted, where nobody says how many it has."""
 
-_COLUMNS: Final = tuple(each.class_attribute for each in PastUse.__mapper__.column_attrs)
+_SUMS: Final = (
+    func.count(PastUse.campaign_id.distinct()).label("campaigns"),
+    *(
+        func.sum(getattr(PastUse, name)).label(name)
+        for name in (*USAGE_PARTS, "trials", "saved_node_hours")
+    ),
+)
 
 
 class Usage(StoreSection):
@@ -51,11 +57,15 @@ class Usage(StoreSection):
         """
         is_simulated = PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
         chosen = is_simulated if simulated else ~is_simulated
-        query = select(*_COLUMNS).where(chosen, PastUse.day.between(f"{since}", f"{until}"))
+        query = select(PastUse.node_hour_price, *_SUMS).group_by(PastUse.node_hour_price)
+        query = query.where(chosen, PastUse.day.between(f"{since}", f"{until}"))
+        name = "name" if by == "campaign" else by
+        names = ("campaign_id", "name", "visibility") if by == "campaign" else (by,)
+        columns = [getattr(PastUse, each) for each in names]
         with self._db.read() as session:
-            uses = session.execute(query).all()
-        key, name = ("campaign_id", "name") if by == "campaign" else (by, by)
-        rows = [_row(some, tokens, name) for some in _grouped(uses, key)]
+            uses = session.execute(query.add_columns(*columns).group_by(*columns)).all()
+            days = session.execute(query.add_columns(PastUse.day).group_by(PastUse.day)).all()
+        rows = [_row(some, tokens, name) for some in _grouped(uses, names[0])]
         return UsageRead(
             by=by,
             since=since,
@@ -64,7 +74,7 @@ class Usage(StoreSection):
             tokens=tokens,
             rows=sorted(rows, key=lambda row: (-row.node_hours, row.name or "")),
             total=_row(uses, tokens),
-            days=[_row(some, tokens, "day") for some in _grouped(uses, "day")],
+            days=[_row(some, tokens, "day") for some in _grouped(days, "day")],
         )
 
 
@@ -101,20 +111,21 @@ def _grouped(uses: Sequence[Any], by: str) -> list[list[Any]]:
 
 
 def _row(uses: Sequence[Any], tokens: int, name: str = "") -> UsageRow:
-    """The sum of rows of `PastUse` with a common name; it is in a column of each."""
+    """The total of sums with a common name; it is in a column of each. A campaign has one price."""
     parts = {
         part: sum(getattr(use, part) for use in uses) / SECONDS_PER_HOUR for part in USAGE_PARTS
     }
-    money: Counter[str] = Counter()
+    priced, money = Counter[str](), Counter[str]()
     for use in uses:
-        if price := read_price(use.node_hour_price):
-            node_seconds = sum(getattr(use, part) for part in USAGE_PARTS)
+        priced[use.node_hour_price] += sum(getattr(use, part) for part in USAGE_PARTS)
+    for text, node_seconds in priced.items():
+        if price := read_price(text):
             money[price[1]] += price[0] * node_seconds / SECONDS_PER_HOUR
     saved = [use.saved_node_hours for use in uses if use.saved_node_hours is not None]
     return UsageRow(
         name=getattr(uses[0], name) if name else None,
         campaign_id=uses[0].campaign_id if name == "name" and not uses[0].visibility else None,
-        campaigns=len({use.campaign_id for use in uses}),
+        campaigns=sum(use.campaigns for use in uses),
         trials=sum(use.trials for use in uses),
         **parts,
         node_hours=sum(parts.values()),
