@@ -6,7 +6,7 @@ on the day on which it is charged. The rows stay when a campaign is deleted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any, Final
@@ -115,7 +115,8 @@ def _row(uses: Sequence[Any], tokens: int, name: str = "") -> UsageRow:
     parts = {
         part: sum(getattr(use, part) for use in uses) / SECONDS_PER_HOUR for part in USAGE_PARTS
     }
-    priced, money = Counter[str](), Counter[str]()
+    priced: defaultdict[str, float] = defaultdict(float)
+    money: defaultdict[str, float] = defaultdict(float)
     for use in uses:
         priced[use.node_hour_price] += sum(getattr(use, part) for part in USAGE_PARTS)
     for text, node_seconds in priced.items():

@@ -223,10 +223,9 @@ class Quotas(StoreSection):
                     f"there is no owner {name[:80]!r}; `layout-tuner owner list` has all of them, "
                     f"and {EVERYONE} is everyone without a quota of their own"
                 )
-            given = {"node_hours": node_hours, "beyond": beyond, "until": until}
-            row = session.merge(QuotaRow(kind=kind, name=name, period=period, **given))
-            given["until"] = until and str(until)
-            self._audit(session, "quota.put", kind, name, period=period, **given)
+            given = {"period": period, "node_hours": node_hours, "beyond": beyond}
+            row = session.merge(QuotaRow(kind=kind, name=name, until=until, **given))
+            self._audit(session, "quota.put", kind, name, until=until and str(until), **given)
             return self._read(QuotaBook(session, now), row)
 
     @retried
