@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import TrainingJobInvalidError
@@ -91,6 +91,12 @@ def note_saved(session: Session, campaign: Campaign, now: datetime) -> None:
     except TrainingJobInvalidError:  # on so many nodes it would never end
         return
     note_use(campaign, now).saved_node_hours = saved
+
+
+def set_use(session: Session, campaign: Campaign, **columns: str | None) -> None:
+    """Sets columns on all days of a campaign: its group, or who sees what it used once deleted."""
+    of_it = PastUse.campaign_id == campaign.id
+    session.execute(update(PastUse).where(of_it).values(**columns))
 
 
 def _job_node_hours(layout: MeasuredLayout) -> float:
