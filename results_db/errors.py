@@ -117,15 +117,11 @@ class TokenDuplicateError(ResultsDbError):
 
 
 class OwnerInvalidError(ResultsDbError):
-    """The weight of an owner or a group, or the members of a group, cannot be."""
+    """The weight or the quota of an owner or a group, or the members of a group, cannot be."""
 
 
 class OwnerNotFoundError(ResultsDbError):
     """There is no owner, or no group, of this name."""
-
-
-class QuotaInvalidError(ResultsDbError):
-    """The node-hours or the end of a quota cannot be."""
 
 
 class QuotaExceededError(ResultsDbError):

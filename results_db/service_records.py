@@ -79,8 +79,6 @@ class ShareRead:
     """Its part of their node-hours."""
     node_hours: float
     """With those of running trials; those of a half-life ago count half."""
-    total_node_hours: float
-    """Of all owners."""
     running: int
     """Trials."""
     waiting: int
@@ -104,8 +102,6 @@ class QuotaRead:
     used_node_hours: float | None
     """In this period, with those of running trials; null: of each owner another figure."""
     period_ends_at: datetime
-    created_at: datetime
-    created_by: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +161,7 @@ class UsageRow:
     campaign_id: int | None = None
     """With by=campaign; null: it was deleted."""
     campaigns: int
-    """Campaigns with a cost in the period, or that ended in it."""
+    """Campaigns with an attempt or idle allocations in the period."""
     trials: int
     """Trials that a worker had, and that ended in the period."""
     probes: float

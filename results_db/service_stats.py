@@ -116,17 +116,10 @@ def _costs(session: Session) -> dict[str, float]:
 
 
 def _costs_of_owners(session: Session) -> Counter[str]:
-    there = Campaign.node_seconds + Campaign.allocation_idle_node_seconds
-    gone = sum(getattr(PastUse, part) for part in USAGE_PARTS)
+    cost = func.sum(sum(getattr(PastUse, part) for part in USAGE_PARTS))
     is_measured = ~PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
-    found: Counter[str] = Counter()
-    for owner, cost, condition in (
-        (Campaign.created_by, there, campaigns_of_kind(is_simulated=False)),
-        (PastUse.owner, gone, is_measured),
-    ):
-        query = select(owner, func.sum(cost)).where(condition).group_by(owner)
-        found.update({row[0]: row[1] for row in session.execute(query)})
-    return found
+    query = select(PastUse.owner, cost).where(is_measured).group_by(PastUse.owner)
+    return Counter(dict(session.execute(query).all()))
 
 
 def _size(session: Session) -> int:

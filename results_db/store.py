@@ -83,7 +83,7 @@ class Store:
         self.plot_data = PlotData(*parts, memo)
         self.history = CampaignHistory(*parts, memo)
         self.baselines = Baselines(*parts, memo)
-        self.usage = Usage(*parts, memo)
+        self.usage = Usage(*parts)
         self.workers = Workers(*parts)
         self.allocations = Allocations(*parts)
         self.driver = DriverLeases(*parts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import StoreDep
@@ -13,25 +13,23 @@ from layout_tuner.api.formatting import usage_cells
 from layout_tuner.api.html.rendering import page_url, render
 from layout_tuner.api.plot_data.usage import usage_over_time
 from layout_tuner.api.plots.static_plot import static_plot
-from layout_tuner.api.routes.usage import usage_of
+from layout_tuner.api.routes.usage import UsageText, usage_of
 from layout_tuner.documents.reading import read_choice
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
 from layout_tuner.results_db.service_records import USAGE_BY
 
 router = APIRouter()
 
-_Text = Annotated[str, Query(max_length=32)]
-
 
 @router.get("/usage")
 def show_usage(
     request: Request,
     store: StoreDep,
-    by: _Text = "owner",
-    since: _Text = "30d",
-    until: _Text = "",
-    simulated: _Text = "",
-    tokens: _Text = "1T",
+    by: UsageText = "owner",
+    since: UsageText = "30d",
+    until: UsageText = "",
+    simulated: UsageText = "",
+    tokens: UsageText = "1T",
 ) -> HTMLResponse:
     """Node-hours of a period, and a form for another."""
     given = {"by": by, "since": since, "until": until, "simulated": simulated, "tokens": tokens}
@@ -42,7 +40,7 @@ def show_usage(
         rows = [*found.rows, replace(found.total, name="all")]
         shown["found"], shown["cells"] = found, [usage_cells(row) for row in rows]
         shown["links"] = [row.campaign_id and f"/campaigns/{row.campaign_id}" for row in rows]
-        shown["plot"] = static_plot(usage_over_time(found), "Node-hours by day and use")
+        shown["plot"] = static_plot(usage_over_time(found), "Node-hours over time, by use")
     except SearchSpaceError as error:
         shown["refusal"] = str(error)
     asked = {name: text for name, text in given.items() if text}

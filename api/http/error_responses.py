@@ -69,7 +69,6 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.TokenDuplicateError: HTTPStatus.CONFLICT,
     db_errors.OwnerInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.OwnerNotFoundError: HTTPStatus.NOT_FOUND,
-    db_errors.QuotaInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.QuotaExceededError: HTTPStatus.CONFLICT,
     db_errors.WebhookInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.WebhookNotFoundError: HTTPStatus.NOT_FOUND,

@@ -30,7 +30,7 @@ WHILE_TIMING: Final = timedelta(seconds=4)
 """A sweep is this much later at the most where ranks time iterations on this machine."""
 
 IDLE_TIME_INTERVAL: Final = timedelta(seconds=5)
-"""How often the idle time of allocations is charged to campaigns."""
+"""How often the idle time of allocations is charged to campaigns, and quotas are looked at."""
 
 PRUNE_AFTER_S: Final = 300.0
 """Seconds before the first pruning, so that it does not slow down the start."""
@@ -89,6 +89,7 @@ class Sweeper:
             self._store.leases.note_sweep(now)
         if self._is_time_to_share(now):
             self._store.allocations.share_idle_time()
+            self._store.quotas.notify_nearly_used()
             self._shared_idle_time_at = now
 
     async def run(self) -> None:

@@ -232,16 +232,12 @@ def only_of(holder: Holder) -> str | None:
 
 
 @router.get("/shares")
-def list_shares(
-    store: StoreDep,
-    holder: HolderDep,
-    cluster: Annotated[str | None, Query(max_length=200, description="Only this cluster.")] = None,
-) -> SharePage:
+def list_shares(store: StoreDep, holder: HolderDep) -> SharePage:
     """List what owners have had of clusters lately, and what they are entitled to.
 
-    Without the role admin only one's own line, with the total of all.
+    Without the role admin only one's own line.
     """
-    return SharePage(shares=store.shares.find(owner=only_of(holder), cluster=cluster))
+    return SharePage(shares=store.shares.find(owner=only_of(holder)))
 
 
 @router.get("/quotas")
@@ -259,9 +255,7 @@ def put_quota(
     store: StoreDep,
 ) -> QuotaRead:
     """Set the quota of an owner or a group. As an owner, * is everyone without one of their own."""
-    return store.quotas.put(
-        kind, name, period, node_hours=body.node_hours, beyond=body.beyond, until=body.until
-    )
+    return store.quotas.put(kind, name, period, **body.model_dump())
 
 
 @router.delete("/quotas/{kind}/{name}/{period}", status_code=HTTPStatus.NO_CONTENT)

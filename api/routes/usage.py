@@ -22,7 +22,7 @@ from layout_tuner.results_db.store import Store
 
 router = APIRouter(prefix="/v1", tags=["usage"])
 
-_Text = Annotated[str, Query(max_length=32)]
+UsageText = Annotated[str, Query(max_length=32)]
 
 
 _CSV: Final[dict[int | str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
@@ -32,10 +32,10 @@ _CSV: Final[dict[int | str, Any]] = {200: {"content": {"text/csv": {"schema": {"
 def read_usage(
     store: StoreDep,
     by: UsageBy = "owner",
-    since: _Text = "30d",
-    until: _Text = "",
+    since: UsageText = "30d",
+    until: UsageText = "",
     simulated: bool = False,
-    tokens: _Text = "1T",
+    tokens: UsageText = "1T",
     format: Literal["json", "csv"] = "json",  # noqa: A002 - the parameter's name in the URL
 ) -> UsageRead | Response:
     """Read the node-hours of a period, of measured campaigns, or of simulated ones.

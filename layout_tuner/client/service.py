@@ -172,9 +172,9 @@ class AllocationCalls(Calls):
 class AccessCalls(Calls):
     """Tokens, owners, groups, fair shares, quotas and the audit log."""
 
-    def shares(self, *, cluster: str | None = None) -> SharePage:
+    def shares(self) -> SharePage:
         """What owners have had of clusters; without the role admin that of the own owner."""
-        return self._get("/shares", SharePage, cluster=cluster)
+        return self._get("/shares", SharePage)
 
     def quotas(self) -> QuotaPage:
         """All quotas; without the role admin those in force for the own owner."""

@@ -8,29 +8,29 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Final, cast
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, event, insert, or_, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.access.owners import no_group
-from layout_tuner.results_db.access.shares import book, end_of, uses
+from layout_tuner.results_db.access.shares import OF_ATTEMPTS, running
 from layout_tuner.results_db.access.webhooks import notify
-from layout_tuner.results_db.actor import SYSTEM, QuotaAction, QuotaKind, QuotaPeriod
-from layout_tuner.results_db.database.database import rows_deleted
+from layout_tuner.results_db.actor import QuotaAction, QuotaKind, QuotaPeriod
+from layout_tuner.results_db.database.database import EYES_OF, Database
 from layout_tuner.results_db.database.retry import retried
-from layout_tuner.results_db.database.store_base import StoreSection
+from layout_tuner.results_db.database.store_base import Clock, StoreSection
 from layout_tuner.results_db.errors import (
+    OwnerInvalidError,
     OwnerNotFoundError,
     QuotaExceededError,
-    QuotaInvalidError,
 )
 from layout_tuner.results_db.models.service_tables import (
-    AuditRow,
     GroupMember,
     GroupRow,
     OwnerRow,
+    PastUse,
     QuotaRow,
 )
 from layout_tuner.results_db.models.table_base import insert_missing
@@ -38,7 +38,7 @@ from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.rows import record_of
 from layout_tuner.results_db.service_records import QuotaRead
-from layout_tuner.trainers.simulator import is_simulator
+from layout_tuner.trainers.simulator import SIMULATOR_PREFIX, is_simulator
 
 EVERYONE: Final = "*"
 """As the name of an owner: each that has no quota of its own."""
@@ -49,21 +49,47 @@ MAX_NODE_HOURS: Final = 1e8
 NEARLY: Final = 0.8
 """The part of a quota at which it is nearly used."""
 
+_KEY: Final = (QuotaRow.kind, QuotaRow.name, QuotaRow.period)
+
+
+def start_of(period: str, now: datetime) -> datetime:
+    """When the period in which `now` is began, in UTC; weeks begin on Monday."""
+    day = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "week":
+        return day - timedelta(days=day.weekday())
+    month = 1 if period == "year" else day.month
+    return day.replace(month=month, day=day.day if period == "day" else 1)
+
+
+def end_of(period: str, now: datetime) -> datetime:
+    later = timedelta(days={"day": 1, "week": 7, "month": 31, "year": 366}[period])
+    return start_of(period, start_of(period, now) + later)
+
 
 class QuotaBook:
-    """The quotas that are in force, and what has been used of them, in one transaction."""
+    """The quotas that are in force, and what is used and held of them, in one transaction."""
 
-    def __init__(self, session: Session, now: datetime, *, with_held: bool = True) -> None:
+    def __init__(self, session: Session, now: datetime, *, lock: bool = False) -> None:
+        """With `lock`, other services that lease wait, and then count these leases too."""
         in_force = or_(QuotaRow.until.is_(None), QuotaRow.until > now)
+        query = select(QuotaRow).where(in_force).order_by(*_KEY)
         self._now = now
-        self.quotas = session.scalars(select(QuotaRow).where(in_force).order_by(QuotaRow.id)).all()
+        self.quotas = session.scalars(query.with_for_update() if lock else query).all()
         self._used: defaultdict[tuple[str, str, str], float] = defaultdict(float)
         if not self.quotas:
             return
-        for (owner, group, _, is_simulated), use in uses(session, now).items():
+        starts = {each.period: f"{start_of(each.period, now):%Y-%m-%d}" for each in self.quotas}
+        since = [
+            func.sum(case((PastUse.day >= x, OF_ATTEMPTS), else_=0.0)) for x in starts.values()
+        ]
+        simulated = PastUse.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
+        by = (PastUse.owner, PastUse.group)
+        ended = select(*by, *since).where(PastUse.day >= min(starts.values()), ~simulated)
+        for owner, group, *sums in session.execute(ended.group_by(*by)):
+            self.take(owner, group, dict(zip(starts, sums, strict=True)))
+        for owner, group, (_, is_simulated), _, held in running(session, now):
             if not is_simulated:
-                in_use = use.held if with_held else 0.0
-                self.take(owner, group, {at: each + in_use for at, each in use.in_period.items()})
+                self.take(owner, group, dict.fromkeys(starts, held))
 
     def take(self, owner: str, group: str | None, more: Mapping[str, float]) -> None:
         """Counts node-seconds of periods, such as those of probes that were just leased."""
@@ -90,24 +116,26 @@ class QuotaBook:
         """A quota because of which no trial of an owner's campaigns in a group starts."""
         return next((each for each in self.of(owner, group) if self.left(each, owner) <= 0), None)
 
+    def owners(self) -> list[str]:
+        """Owners who have used or hold something, by name."""
+        return sorted({name for kind, name, _ in self._used if kind == "owner"})
+
     def conditions(self) -> list[ColumnElement[bool]]:
         """That no quota keeps trials of a campaign from being leased."""
         if not self.quotas:
             return []
-        names = {name for kind, name, _ in self._used if kind == "owner"}
-        owners = sorted(name for name in names if self.full(name, None))
+        owners = [name for name in self.owners() if self.full(name, None)]
         groups = [q.name for q in self.quotas if q.kind == "group" and self.left(q, "") <= 0]
-        is_free = or_(Campaign.group.is_(None), Campaign.group.not_in(groups))
+        is_free = func.coalesce(Campaign.group, "").not_in(groups)
         return [Campaign.created_by.not_in(owners), is_free]
 
     def words(self, quota: QuotaRow, owner: str) -> str:
         """What is left of a quota, and until when, in a sentence."""
         whose = f"the group {quota.name!r}" if quota.kind == "group" else repr(owner)
         left = max(self.left(quota, owner), 0.0) / 3600
-        ends = end_of(cast("QuotaPeriod", quota.period), self._now)
         return (
             f"{whose} has {left:.4g} of {quota.node_hours:g} node-hours left in this {quota.period}, "
-            f"which ends at {ends:%Y-%m-%d %H:%M} UTC"
+            f"which ends at {end_of(quota.period, self._now):%Y-%m-%d %H:%M} UTC"
         )
 
 
@@ -119,84 +147,47 @@ def refuse_beyond(session: Session, campaign: Campaign, now: datetime) -> None:
     if is_simulator(campaign.trainer):
         return
     owner, most = campaign.created_by, (campaign.stored.budget.node_hours or 0.0) * 3600
-    quotas = QuotaBook(session, now)
-    for quota in quotas.of(owner, campaign.group):
-        if quota.beyond == "refuse" and quotas.left(quota, owner) <= max(most * (1 - 1e-9), 0.0):
+    # A quota counts campaigns that the owner may not see, too.
+    eyes, session.info[EYES_OF] = session.info[EYES_OF], ()
+    book = QuotaBook(session, now)
+    session.info[EYES_OF] = eyes
+    for quota in book.of(owner, campaign.group):
+        if quota.beyond == "refuse" and book.left(quota, owner) <= max(most * (1 - 1e-9), 0.0):
             wants = f"may use {most / 3600:g}" if most else "needs some"
             raise QuotaExceededError(
-                f"{quotas.words(quota, owner)}, and this campaign {wants}: lower its budget's "
+                f"{book.words(quota, owner)}, and this campaign {wants}: lower its budget's "
                 "node_hours, wait, or ask an administrator for more"
             )
-
-
-@event.listens_for(Session, "before_commit")
-def _book(session: Session) -> None:
-    booked = None if session.in_nested_transaction() else book(session)
-    if booked is None:
-        return
-    charged, now = booked
-    quotas = QuotaBook(session, now, with_held=False)
-    more: defaultdict[tuple[QuotaRow, str], float] = defaultdict(float)
-    for (owner, group, _, simulated), node_seconds in charged.items():
-        for quota in () if simulated else quotas.of(owner, group):
-            more[quota, owner if quota.name == EVERYONE else quota.name] += node_seconds
-    for (quota, name), node_seconds in more.items():
-        used, nearly = quotas.used(quota, name), NEARLY * quota.node_hours * 3600
-        if used - node_seconds < nearly <= used:
-            note_nearly_used(session, quota, name, quotas.words(quota, name), now)
-
-
-def note_nearly_used(
-    session: Session, quota: QuotaRow, name: str, words: str, now: datetime
-) -> None:
-    """Notes in the audit, in the transaction that ends a trial, that 80 % of a quota are used.
-
-    `name` is that of the owner or the group, also where the quota is everyone's.
-    """
-    session.execute(
-        insert(AuditRow).values(
-            at=now,
-            actor=SYSTEM.name,
-            role=SYSTEM.role,
-            action="quota.nearly_used",
-            target_kind=quota.kind,
-            target=name,
-            details={"said": words},
-        )
-    )
-    members = select(GroupMember.owner).where(GroupMember.group_name == name)
-    owners = [name] if quota.kind == "owner" else session.scalars(members).all()
-    for owner in owners:
-        data = {"text": words, "kind": quota.kind, "name": name, "period": quota.period}
-        notify(session, "quota.at_80_percent", now=now, owner=owner, data=data)
 
 
 class Quotas(StoreSection):
     """The store's methods for quotas."""
 
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
+        self._notified: set[str] = set()
+        """Keys of the events that this process has written."""
+
     def find(self, *, owner: str | None = None) -> list[QuotaRead]:
         """Every quota; or those that are in force for an owner and the owner's groups."""
-        now = self._clock()
         with self._db.seen_by(None).read() as session:
-            book = QuotaBook(session, now)
-            found = session.scalars(select(QuotaRow).order_by(QuotaRow.id)).all()
-            if owner is not None:
-                of_owner = GroupMember.owner == owner
-                groups = set(session.scalars(select(GroupMember.group_name).where(of_owner)))
-                found = book.of(owner, None) + [
-                    each for each in book.quotas if each.kind == "group" and each.name in groups
-                ]
-            return [
-                record_of(
-                    QuotaRead,
-                    row,
-                    used_node_hours=None
-                    if row.name == EVERYONE and owner is None
-                    else book.used(row, owner or "") / 3600,
-                    period_ends_at=end_of(cast("QuotaPeriod", row.period), now),
-                )
-                for row in found
-            ]
+            book = QuotaBook(session, self._clock())
+            if owner is None:
+                found = list(session.scalars(select(QuotaRow).order_by(*_KEY)))
+            else:
+                of_owner = select(GroupMember.group_name).where(GroupMember.owner == owner)
+                groups = session.scalars(of_owner.order_by(GroupMember.group_name))
+                found = list(dict.fromkeys(q for g in (None, *groups) for q in book.of(owner, g)))
+            return [self._read(book, row, owner) for row in found]
+
+    def _read(self, book: QuotaBook, row: QuotaRow, owner: str | None = None) -> QuotaRead:
+        is_sum = row.name == EVERYONE and owner is None
+        return record_of(
+            QuotaRead,
+            row,
+            used_node_hours=None if is_sum else book.used(row, owner or "") / 3600,
+            period_ends_at=end_of(row.period, self._clock()),
+        )
 
     @retried
     def put(
@@ -212,46 +203,43 @@ class Quotas(StoreSection):
         """Sets the quota of an owner or a group in a period.
 
         Raises:
-            QuotaInvalidError: the node-hours are out of range, or the end is past.
+            OwnerInvalidError: the node-hours are out of range, or the end is past.
             OwnerNotFoundError: there is no owner, or no group, of this name.
         """
         now = self._clock()
         if not (math.isfinite(node_hours) and 0 < node_hours <= MAX_NODE_HOURS):
-            raise QuotaInvalidError(
+            raise OwnerInvalidError(
                 f"node_hours={node_hours:g} is not above 0 and at most {MAX_NODE_HOURS:g}; "
                 "`layout-tuner quota remove` takes a quota away"
             )
         if until is not None and until <= now:
-            raise QuotaInvalidError(
+            raise OwnerInvalidError(
                 f"until={until.isoformat()} is past; leave it out for a quota without an end"
             )
         with self._db.write() as session:
-            is_known = session.get(OwnerRow if kind == "owner" else GroupRow, name) is not None
-            if not (is_known or (kind, name) == ("owner", EVERYONE)):
-                if kind == "group":
-                    raise no_group(name)
+            if kind == "group" and session.get(GroupRow, name) is None:
+                raise no_group(name)
+            if kind == "owner" and name != EVERYONE and session.get(OwnerRow, name) is None:
                 raise OwnerNotFoundError(
                     f"there is no owner {name[:80]!r}; `layout-tuner owner list` has all of them, "
                     f"and {EVERYONE} is everyone without a quota of their own"
                 )
-            new = {"kind": kind, "name": name, "period": period, "node_hours": node_hours}
-            new |= {"beyond": beyond, "created_at": now, "created_by": self._actor.name}
-            insert_missing(session, QuotaRow, [new])
-            row = session.scalars(select(QuotaRow).where(*_named(kind, name, period))).one()
-            row.node_hours, row.beyond, row.until = node_hours, beyond, until
-            given = {"node_hours": node_hours, "beyond": beyond, "until": until and str(until)}
-            self._audit(session, "quota.put", kind, name, period=period, **given)
-        return next(q for q in self.find() if (q.kind, q.name, q.period) == (kind, name, period))
+            given = {"period": period, "node_hours": node_hours, "beyond": beyond}
+            insert_missing(session, QuotaRow, [{"kind": kind, "name": name, **given}])
+            row = session.merge(QuotaRow(kind=kind, name=name, until=until, **given))
+            self._audit(session, "quota.put", kind, name, until=until and str(until), **given)
+            return self._read(QuotaBook(session, now), row)
 
     @retried
     def remove(self, kind: QuotaKind, name: str, period: QuotaPeriod) -> None:
         """Takes a quota away; OwnerNotFoundError where there is none."""
         with self._db.write() as session:
-            if not rows_deleted(session, delete(QuotaRow).where(*_named(kind, name, period))):
+            if (row := session.get(QuotaRow, (kind, name, period))) is None:
                 raise OwnerNotFoundError(
                     f"the {kind} {name[:80]!r} has no quota for a {period}; `layout-tuner quota list` "
                     "has all of them"
                 )
+            session.delete(row)
             self._audit(session, "quota.remove", kind, name, period=period)
 
     def why_waits(self, campaign: CampaignRecord) -> str | None:
@@ -263,6 +251,26 @@ class Quotas(StoreSection):
             full = book.full(campaign.created_by, campaign.group)
             return None if full is None else f"{book.words(full, campaign.created_by)}; it waits"
 
-
-def _named(kind: str, name: str, period: str) -> list[ColumnElement[bool]]:
-    return [QuotaRow.kind == kind, QuotaRow.name == name, QuotaRow.period == period]
+    @retried
+    def notify_nearly_used(self) -> None:
+        """Writes an event for each quota of which 80 % are used in its period, once a period."""
+        now, found = self._clock(), dict[str, tuple[str, dict[str, Any]]]()
+        with self._db.read() as session:
+            book = QuotaBook(session, now)
+            members = select(GroupMember.owner, GroupMember.group_name)
+            pairs = [*((owner, None) for owner in book.owners()), *session.execute(members)]
+            for owner, group in pairs:
+                for quota in book.of(owner, group):
+                    name = owner if quota.kind == "owner" else quota.name
+                    since = f"{start_of(quota.period, now)} {quota.period} {quota.node_hours}"
+                    if book.used(quota, owner) >= NEARLY * quota.node_hours * 3600:
+                        text = book.words(quota, owner)
+                        data = {"text": text, "kind": quota.kind, "name": name}
+                        key = f"{owner} {quota.kind} {name} {since}"
+                        found[key] = owner, data | {"period": quota.period}
+        if found.keys() <= self._notified:
+            return
+        with self._db.write() as session:
+            for key, (owner, data) in found.items():
+                notify(session, "quota.at_80_percent", now=now, owner=owner, data=data, key=key)
+        self._notified = set(found)

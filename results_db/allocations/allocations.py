@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from layout_tuner.results_db.access.shares import note_use
 from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from layout_tuner.results_db.allocations.node_status import (
     is_shown,
@@ -40,7 +41,6 @@ from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
 from layout_tuner.results_db.rows import COST_COLUMNS, record_of
 from layout_tuner.results_db.service_records import AllocationNodeRead, ClusterNodeRead
-from layout_tuner.results_db.usage import note_idle
 from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
 from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER
 
@@ -159,7 +159,9 @@ class Allocations(StoreSection):
                 more += worker.idle_node_seconds - worker.idle_shared_node_seconds
                 worker.idle_shared_node_seconds = worker.idle_node_seconds
             for campaign in sharers:
-                note_idle(session, campaign, more / len(sharers), self._clock())
+                share = more / len(sharers)
+                campaign.allocation_idle_node_seconds += share
+                note_use(campaign, self._clock(), idle_allocations=share)
 
     def waiting_trials(
         self,

@@ -82,6 +82,7 @@ class LeaseBatch:
         self._session = session
         self._now = now
         self._turns = turns
+        self._locks = lock
         self._quotas: QuotaBook | None = None
         self._campaigns: dict[int, Campaign] = {}
         """Campaigns of the leased trials; a session keeps only weak references to rows."""
@@ -172,7 +173,7 @@ class LeaseBatch:
         """The conditions on a trial of a kind and its campaign, quotas included."""
         if _is_simulated(kind):
             return _fits(kind)
-        self._quotas = self._quotas or QuotaBook(self._session, self._now)
+        self._quotas = self._quotas or QuotaBook(self._session, self._now, lock=self._locks)
         return [*_fits(kind), *self._quotas.conditions()]
 
     def _may_take(self, campaign: Campaign, trial: Trial) -> bool:

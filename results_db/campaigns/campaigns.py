@@ -39,7 +39,6 @@ from layout_tuner.results_db.errors import (
     CampaignStateError,
     campaign_not_found,
 )
-from layout_tuner.results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from layout_tuner.results_db.models.service_tables import EventRow
 from layout_tuner.results_db.models.tables import AnalysisRow, Campaign, Trial
 from layout_tuner.results_db.records import (
@@ -50,7 +49,7 @@ from layout_tuner.results_db.records import (
 )
 from layout_tuner.results_db.rows import campaign_record, own_first
 from layout_tuner.results_db.trials.lifecycle import cancel_trial
-from layout_tuner.results_db.usage import Usage
+from layout_tuner.results_db.usage import note_saved, set_use
 from layout_tuner.results_db.wall_time import stop_clock
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from layout_tuner.search_spaces.campaigns.stored_campaign import OBJECTIVES_FIELD, StoredCampaign
@@ -432,10 +431,9 @@ class Campaigns(StoreSection):
         with self._db.write() as session:
             campaign = lock_campaign(session, campaign_id)
             _refuse_deletion(session, campaign)
-            num_trials = session.scalar(
-                select(func.count()).where(Trial.campaign_id == campaign_id)
-            )
-            Usage(self._db, self._clock, LeaderboardMemo()).keep(session, campaign)
+            of_it = Trial.campaign_id == campaign_id
+            num_trials = session.scalar(select(func.count()).where(of_it))
+            set_use(session, campaign, visibility=campaign.visibility)
             # Before the trials, to which its rows refer.
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
             session.execute(delete(EventRow).where(EventRow.campaign_id == campaign_id))
@@ -537,6 +535,7 @@ def _end(
     still_open = Trial.state.in_(("PENDING", "RUNNING"))
     for trial in lock_rows(session, Trial, Trial.campaign_id == campaign.id, still_open):
         cancel_trial(campaign, trial, now, f"the campaign ended: {message or reason}")
+    note_saved(session, campaign, now)
 
 
 def _change_sharing(
@@ -548,6 +547,7 @@ def _change_sharing(
     wanted = Sharing(**{**before, **changes})
     if "group" in changes or changes.get("visibility") == "group":
         share(session, campaign, wanted)
+        set_use(session, campaign, group=campaign.group)
     campaign.visibility, campaign.priority = wanted.visibility, wanted.priority
     with refused_unless_unique(name_taken(campaign.name), "campaigns", "name", only="everyone"):
         session.flush()

@@ -1,8 +1,8 @@
 """Row locks, taken in one order everywhere, so that transactions cannot deadlock.
 
 The order: the driver's lease, campaigns by id, trials by id (a trial's lock covers its attempts),
-then workers; last of all what owners have used. One exception: leasing locks the worker first, then
-trials that are not locked, without waiting.
+then workers. One exception: leasing locks the worker first, then quotas, then trials that are not
+locked, without waiting.
 
 A transaction that changes the state of a trial holds the lock of its campaign, since the campaign's
 counters change too. Heartbeats change rows of their worker only, without the campaign. SQLite has

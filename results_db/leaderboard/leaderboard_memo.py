@@ -93,15 +93,18 @@ class LeaderboardSection(StoreSection):
             key = campaign.id, objective or campaign.objective
             board = self._memo.get(key, campaign.last_ended_seq)
             if board is None:
-                board = _ranked(session, campaign, objective)
+                board = ranked(session, campaign, objective)
                 self._memo.keep(key, campaign.last_ended_seq, board)
             found[campaign.id] = board
         return found
 
 
-def _ranked(
-    session: Session, campaign: Row[int, str, int | None, int], objective: str | None
+def ranked(
+    session: Session,
+    campaign: Campaign | Row[int, str, int | None, int],
+    objective: str | None = None,
 ) -> Leaderboard:
+    """The leaderboard of a campaign by an objective, or by its own, as the session sees it."""
     document = session.scalars(select(Campaign.spec).where(Campaign.id == campaign.id)).one()
     stored = StoredCampaign(document=document)
     rules = RankingRules(

@@ -134,26 +134,23 @@ class QuotaRow(Base):
         CheckConstraint(one_of("period", QUOTA_PERIODS), name="period"),
         CheckConstraint(one_of("beyond", QUOTA_ACTIONS), name="beyond"),
         CheckConstraint(is_over_zero("node_hours"), name="node_hours"),
-        UniqueConstraint("kind", "name", "period"),
     )
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(String(8))
-    name: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(8), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
     """Of the owner or the group; * as an owner: each that has no quota of its own."""
-    period: Mapped[str] = mapped_column(String(8))
+    period: Mapped[str] = mapped_column(String(8), primary_key=True)
     node_hours: Mapped[float]
     beyond: Mapped[str] = mapped_column(String(8))
     until: Mapped[datetime | None]
     """None: until it is removed."""
-    created_at: Mapped[datetime]
-    created_by: Mapped[str] = mapped_column(String(64))
 
 
 class PastUse(Base):
-    """Node-seconds of a campaign on a day, in UTC: idle allocations, and all of a deleted one.
+    """Node-seconds of a campaign on a day, in UTC.
 
-    It has no foreign key, since it stays when its campaign is deleted.
+    Attempts count on the day on which they first ended. It has no foreign key, since it stays when
+    its campaign is deleted.
     """
 
     __tablename__ = "past_use"
@@ -161,48 +158,24 @@ class PastUse(Base):
     campaign_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     day: Mapped[str] = mapped_column(String(10), primary_key=True, index=True)
     """As 2026-01-31."""
-    idle_allocations: Mapped[float] = sum_column()
-    """Its share of idle allocations."""
     probes: Mapped[float] = sum_column()
-    """These parts are of deleted campaigns, as in `UsageRow`; attempts have those of others."""
+    """These parts are as in `UsageRow`."""
     repeats: Mapped[float] = sum_column()
     idle: Mapped[float] = sum_column()
     lost: Mapped[float] = sum_column()
+    idle_allocations: Mapped[float] = sum_column()
     trials: Mapped[int] = mapped_column(default=0, server_default="0")
     saved_node_hours: Mapped[float | None]
     """By the tuned job, for 10^12 tokens; on the day on which the campaign ended."""
-    owner: Mapped[str | None] = mapped_column(String(64))
-    """Of a deleted campaign, as are the next ones; None: the campaign is there."""
-    visibility: Mapped[str | None] = mapped_column(String(8))
+    owner: Mapped[str] = mapped_column(String(64))
     group: Mapped[str | None] = mapped_column("group_name", String(64))
-    name: Mapped[str | None] = mapped_column(String(200))
-    cluster: Mapped[str | None] = mapped_column(String(200))
-    trainer: Mapped[str | None] = mapped_column(String(64))
-    node_hour_price: Mapped[str | None] = mapped_column(String(32))
-
-
-class RecentUse(Base):
-    """Node-seconds of an owner on a cluster; those of deleted campaigns stay.
-
-    A sum that decays, for fair shares, and sums by periods, for quotas.
-    """
-
-    __tablename__ = "recent_use"
-    __table_args__ = (CheckConstraint("node_seconds >= 0", name="not_negative"),)
-
-    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
-    group_name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Of the campaigns; empty: of none."""
-    cluster: Mapped[str] = mapped_column(String(200), primary_key=True)
-    is_simulated: Mapped[bool] = mapped_column(primary_key=True)
-    node_seconds: Mapped[float] = sum_column()
-    """As of `at`; it halves in each half-life after that."""
-    day: Mapped[float] = sum_column()
-    """Node-seconds since the start of the period in which `at` is; so are the next three."""
-    week: Mapped[float] = sum_column()
-    month: Mapped[float] = sum_column()
-    year: Mapped[float] = sum_column()
-    at: Mapped[datetime]
+    """It changes with that of the campaign."""
+    visibility: Mapped[str | None] = mapped_column(String(8))
+    """Of a deleted campaign; None: it is there, and says who sees it."""
+    name: Mapped[str] = mapped_column(String(200))
+    cluster: Mapped[str] = mapped_column(String(200))
+    trainer: Mapped[str] = mapped_column(String(64))
+    node_hour_price: Mapped[str] = mapped_column(String(32), server_default="")
 
 
 class BrowserSignIn(Base):

@@ -44,6 +44,8 @@ def end_trial(
     trial.reason = reason
     trial.message = message
     trial.node = node
+    if trial.attempt:
+        note_use(campaign, now, trials=1)
     _drop_lease(trial)
     tell(trial, "trial.ended", now)
 
@@ -69,18 +71,21 @@ def count_host_failure(session: Session, campaign: Campaign, trial: Trial, now: 
 
 
 def charge(campaign: Campaign, trial: Trial, attempt: Attempt, cost: Cost, now: datetime) -> None:
-    """Sets an attempt's cost, and updates the sums of the trial, the campaign and its owner."""
+    """Sets an attempt's cost, and updates the sums of the trial, the campaign and its day."""
     if campaign.started_at is None:
         # The lease of its first trial did not wait for the campaign's row.
         campaign.started_at = attempt.started_at
     sums: tuple[Trial | Campaign, ...] = (trial, campaign)
+    changes = {}
     for name, column in COST_COLUMNS.items():
-        more = getattr(cost, name) - getattr(attempt, column)
+        changes[name] = more = getattr(cost, name) - getattr(attempt, column)
         setattr(attempt, column, getattr(cost, name))
         for row in sums:
             # Rounding may leave a small negative rest.
             setattr(row, column, max(getattr(row, column) + more, 0.0))
-    note_use(campaign, cost.total - attempt.node_seconds, now)
+    work = changes.pop("iterations") + changes.pop("start")
+    changes["probes" if trial.repeat_of is None else "repeats"] = work
+    note_use(campaign, attempt.ended_at or now, **changes)
     attempt.node_seconds = cost.total
     for row in sums:
         row.node_seconds = cost_of(row).total

@@ -7,9 +7,11 @@ from datetime import timedelta
 from html import unescape
 
 import pytest
+from sqlalchemy import update
 
 from layout_tuner.api.process.metrics import _ServiceCollector
 from layout_tuner.client.clients import Client
+from layout_tuner.results_db.models.service_tables import PastUse
 from layout_tuner.results_db.models.tables import Campaign
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CLUSTER, Api, Command, answered, ends, measured_as_asked
@@ -77,8 +79,7 @@ def test_nonsense_gets_one_sentence(api: Api, asked: dict[str, str], said: str) 
 
 def test_csv_has_no_formulas(used: Api) -> None:
     with used.store._db.write() as session:
-        campaign = used.store.campaigns.by_name("of-bob")
-        session.get_one(Campaign, campaign.id).name = "=1+1"
+        session.execute(update(PastUse).where(PastUse.owner == "bob").values(name="=1+1"))
     rows = used.table("/usage", by="campaign", format="csv")
     assert {row["name"] for row in rows} == {"of-ann", "'=1+1"}
     assert {row["money"] for row in rows} == {"0.03 EUR", ""}
@@ -103,7 +104,7 @@ def test_the_page_has_a_plot_a_table_and_links(used: Api) -> None:
     assert f'<a href="/campaigns/{campaign}">of-ann</a>' in page
     assert ">all</td>" in page
     assert 'href="/v1/usage?by=campaign&since=30d&tokens=1T&format=csv"' in page
-    colours = set(re.findall(r'<path [^>]*fill="var\(([^"]*)\)"', page))
+    colours = set(re.findall(r'<path [^>]*stroke="var\((--part[^"]*)\)"', page))
     assert colours == {"--part1", "--part3"}
     empty = used.http.get("/usage", params={"since": "9d", "until": "8d"}).text
     assert "No campaign used a node in these days." in empty
@@ -124,8 +125,8 @@ def test_the_metric_by_owner_never_falls(used: Api, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("layout_tuner.api.process.metrics.READ_EVERY_S", 0.0)
     for cost, shown in ((36.0, 36.0), (30.0, 36.0), (40.0, 40.0)):
         with used.store._db.write() as session:
-            campaign = used.store.campaigns.by_name("of-ann")
-            session.get_one(Campaign, campaign.id).node_seconds = cost
+            booked = update(PastUse).where(PastUse.owner == "ann")
+            session.execute(booked.values(probes=cost, idle=0.0))
         (found,) = [each for each in metrics.collect() if "owner_node" in each.name]
         assert {each.labels["owner"]: each.value for each in found.samples}["ann"] == shown
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import AllocationBody, BeatBody, NodeBody
 from layout_tuner.results_db.migrations import migrate
-from layout_tuner.results_db.models.service_tables import QuotaRow, RecentUse
+from layout_tuner.results_db.models.service_tables import PastUse, QuotaRow
 from layout_tuner.results_db.records import LeaseRecord, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
@@ -201,18 +201,20 @@ class _Writer:
         self.store.access.create_token("ann-laptop", "submitter", owner="ann")
         self.store.owners.put_group("lab", weight=2.0, members=["ann", "bob"], known_members=False)
         self.store.owners.note_claimed_groups("cid", ["lab", "site"])
-        of = {"kind": "group", "name": "lab", "period": "month", "created_by": "system"}
+        of = {"kind": "group", "name": "lab", "period": "month"}
         with self.store._db.write() as session:
-            now = self.clock()
-            session.add(QuotaRow(**of, node_hours=10.5, beyond="wait", created_at=now))
+            session.add(QuotaRow(**of, node_hours=10.5, beyond="wait"))
             session.add(
-                RecentUse(
+                PastUse(
+                    campaign_id=10**6,
+                    day="2026-01-02",
                     owner="ann",
-                    group_name="lab",
+                    group="lab",
+                    visibility="group",
+                    name="gone",
                     cluster="box",
-                    is_simulated=False,
-                    node_seconds=0.1 + 0.2,
-                    at=now,
+                    trainer="embedded",
+                    probes=0.1 + 0.2,
                 )
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from datetime import date, timedelta
 from typing import Any
@@ -223,7 +224,7 @@ def test_savings_are_those_of_a_job_of_tokens(store: Store) -> None:
 
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["probe", "probe", "lose", "give back", "late", "idle", "delete"]),
+        st.sampled_from(["probe", "probe", "lose", "give back", "late", "idle", "delete", "move"]),
         st.integers(0, 5),
         st.floats(10, 1.5 * DAY_S),
     ),
@@ -244,11 +245,15 @@ def test_sums_are_the_trials_costs_to_the_second(store: Store, acts: list[Any]) 
     clock: TurnableClock = store._clock  # type: ignore[assignment]
     for campaign in store.campaigns.to_drive():
         end(store, campaign.id)  # of the history before
+    clock.forward(LEASE_S + 1)
+    store.leases.expire()
     clock.forward(3 * DAY_S)
     begin = clock.now.date()
-    store.owners.put_group("lab", members=["ann", "bob"], known_members=False)
+    for group in ("lab", "den"):
+        store.owners.put_group(group, members=["ann", "bob"], known_members=False)
     campaigns = [submit(store, which) for which in range(6)]
     spent, idle = 0.0, 0.0
+    of_groups: Counter[str | None] = Counter()
     for act, which, seconds in acts:
         if act == "idle":
             worker = make_worker(store, f"w{next(SERIAL)}").id
@@ -258,16 +263,25 @@ def test_sums_are_the_trials_costs_to_the_second(store: Store, acts: list[Any]) 
         elif act == "delete":
             costs = costs_of(store, campaigns[which])
             spent, idle = spent + costs[0], idle + costs[1]
+            of_groups[store.campaigns.get(campaigns[which]).group] += sum(costs)
             end(store, campaigns[which], delete=True)
             campaigns[which] = submit(store, which)
+        elif act == "move":
+            group = ("lab", "den")[seconds > DAY_S] if which % 3 < 2 else None
+            store.campaigns.update(campaigns[which], sharing={"group": group})
         else:
             run(store, campaigns[which], Layout(dp=1 + which), act, seconds)
+    store.trials.add(campaigns[0], Layout(tp=2))
+    take_leases(store, make_worker(store, f"w{next(SERIAL)}").id, 9)  # one runs on
     for campaign in campaigns:
         costs = costs_of(store, campaign)
         spent, idle = spent + costs[0], idle + costs[1]
+        of_groups[store.campaigns.get(campaign).group] += sum(costs)
     last = clock.now.date()
     middle = begin + (last - begin) / 2
     found = sums(store, begin, last)
+    by_group = named(store.usage.read("group", begin, last).rows)
+    assert by_group == pytest.approx({k: v for k, v in of_groups.items() if k in by_group}, abs=1)
     parts = sums(store, begin, middle), sums(store, middle + timedelta(days=1), last)
     for each in USAGE_BY:
         assert found[each] == pytest.approx((spent, idle), abs=1)
@@ -276,7 +290,8 @@ def test_sums_are_the_trials_costs_to_the_second(store: Store, acts: list[Any]) 
 
 
 def submit(store: Store, which: int) -> int:
-    return make(store, ("ann", "bob", "cid")[which % 3], f"c{next(SERIAL)}")
+    owner = ("ann", "bob", "cid")[which % 3]
+    return make(store, owner, f"c{next(SERIAL)}", group=None if owner == "cid" else "lab")
 
 
 def run(store: Store, campaign: int, layout: Layout, act: str, seconds: float) -> None:

@@ -5,13 +5,9 @@ It imports nothing heavy, so that `--help` is fast.
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
 from layout_tuner.cli.options.command_options import data_dir_option, together
-from layout_tuner.cli.options.refusals import refuse
-from layout_tuner.documents.duration import read_duration_s
 from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
 
 database_option = click.option(
@@ -39,26 +35,16 @@ default_visibility_option = click.option(
     help="Who sees a campaign that is submitted without --visibility.",
 )
 
-HALF_LIFE_VARIABLE: Final = "LAYOUT_TUNER_SHARE_HALF_LIFE"
-
 half_life_option = click.option(
     "--share-half-life",
-    envvar=HALF_LIFE_VARIABLE,
+    type=click.FloatRange(1.0, 3650.0),
+    envvar="LAYOUT_TUNER_SHARE_HALF_LIFE",
     show_envvar=True,
-    default="7d",
+    default=7.0,
     show_default=True,
-    metavar="TIME",
+    metavar="DAYS",
     help="Time in which what owners have used of a cluster halves, for fair shares.",
 )
-
-
-def read_half_life_s(text: str) -> float:
-    """The seconds of a half-life; ends the command unless it is from a second to ten years."""
-    seconds = read_duration_s(text, field="--share-half-life")
-    if not 1.0 <= seconds <= 3650 * 86_400.0:
-        refuse(f"--share-half-life={text} is not from 1s to 3650d; 7d is the default")
-    return seconds
-
 
 keep_option = click.option(
     "--keep",

@@ -35,7 +35,6 @@ from layout_tuner.cli.options.database_options import (
     default_visibility_option,
     half_life_option,
     keep_option,
-    read_half_life_s,
 )
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
@@ -91,7 +90,7 @@ def serve(
     max_connections: int | None,
     keep: tuple[str, ...],
     default_visibility: Visibility,
-    share_half_life: str,
+    share_half_life: float,
     webhook_hosts: tuple[str, ...],
     supervisor: int | None,
     database: str | None,
@@ -106,7 +105,7 @@ def serve(
         tls = endpoint.tls_context()
         sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
-        retention, half_life_s = Retention.read(keep), read_half_life_s(share_half_life)
+        retention = Retention.read(keep)
         hosts = read_hosts(webhook_hosts)
         log_to_stderr("layout_tuner", "uvicorn")
         limits = ConnectionLimits(max_connections=allow_connections(max_connections))
@@ -130,7 +129,7 @@ def serve(
                 default_visibility=default_visibility,
                 data_dir=data.path,
             )
-            store.shares.use_half_life(half_life_s)
+            store.shares.use_half_life(share_half_life * 86_400.0)
             _serve(data, store, settings, endpoint, listener, tls, limits, sign_in, supervisor)
 
 

@@ -21,11 +21,8 @@ from layout_tuner.api.security.local_tokens import read_token
 from layout_tuner.api.security.sign_in_options import SignInOptions
 from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.database_options import (
-    HALF_LIFE_VARIABLE,
     database_option,
     default_visibility_option,
-    half_life_option,
-    read_half_life_s,
 )
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.open_limits_options import arguments_of, open_limits_options
@@ -76,7 +73,6 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 @simulation_options
 @open_limits_options
 @default_visibility_option
-@half_life_option
 @database_option
 def up(
     data_dir: Path | None,
@@ -89,7 +85,6 @@ def up(
     simulation: SimulationOptions | None,
     limits: OpenLimits,
     default_visibility: str,
-    share_half_life: str,
     database: str | None,
 ) -> None:
     """Run everything on this machine: service, driver and worker.
@@ -109,9 +104,7 @@ def up(
     data = DataDir(data_dir) if data_dir else DataDir.default()
     os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
     os.environ["LAYOUT_TUNER_DEFAULT_VISIBILITY"] = default_visibility
-    os.environ[HALF_LIFE_VARIABLE] = share_half_life
     with refusals():
-        read_half_life_s(share_half_life)
         sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()

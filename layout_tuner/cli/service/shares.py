@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,40 +18,36 @@ from layout_tuner.terminal.text_table import print_table
 if TYPE_CHECKING:
     from layout_tuner.client.clients import Client
 
-_SHARE = {"cluster": "", "owner": "", "weight": "g", "entitled": ".1%", "had": ".1%"}
-_SHARE |= {"node_hours": ".4g", "total_node_hours": ".4g", "running": "d", "waiting": "d"}
-_QUOTA = {"kind": "", "name": "", "period": "", "node_hours": "g", "used_node_hours": ".4g"}
-_QUOTA |= {"beyond": "", "until": "%Y-%m-%d %H:%M"}
+_SHARE: Final = {"cluster": "", "owner": "", "weight": "g", "entitled": ".1%", "had": ".1%"}
+_USE: Final = {"node_hours": ".4g", "running": "d", "waiting": "d"}
+_QUOTA: Final = {"kind": "", "name": "", "period": "", "node_hours": "g", "used_node_hours": ".4g"}
+_RULE: Final = {"beyond": "", "until": "%Y-%m-%d %H:%M"}
 """Columns and their formats."""
 
 _which = together(
     click.argument("kind", type=click.Choice(QUOTA_KINDS)),
     click.argument("name"),
     click.option("--per", "period", type=click.Choice(QUOTA_PERIODS), required=True, help="UTC."),
+    service_options,
 )
 
 
-def _print(rows: Sequence[Any], columns: dict[str, str]) -> None:
+def _print(columns: dict[str, str], *rows: Any) -> None:
     heads = [">" * (f[-1:] in ("g", "d", "%")) + n.replace("_", " ") for n, f in columns.items()]
-    cells = [[getattr(row, name) for name in columns] for row in rows]
-    shown = [
-        ["" if c is None else format(c, f) for c, f in zip(row, columns.values(), strict=True)]
-        for row in cells
-    ]
-    print_table(heads, shown)
+    cells = [[(getattr(row, name), kind) for name, kind in columns.items()] for row in rows]
+    print_table(heads, [["" if x is None else format(x, f) for x, f in row] for row in cells])
 
 
 @click.command()
-@click.option("--cluster", help="Only this cluster.")
-@answers(lambda page: _print(page.shares, _SHARE))
+@answers(lambda page: _print(_SHARE | _USE, *page.shares))
 @service_options
-def shares(cluster: str | None, client: Client) -> SharePage:
+def shares(client: Client) -> SharePage:
     """List what owners have had of clusters lately, and what they are entitled to."""
-    return client.shares(cluster=cluster)
+    return client.shares()
 
 
 @click.command("list")
-@answers(lambda page: _print(page.quotas, _QUOTA))
+@answers(lambda page: _print(_QUOTA | _RULE, *page.quotas))
 @service_options
 def list_quotas(client: Client) -> QuotaPage:
     """List quotas, and what is used of them."""
@@ -59,7 +55,6 @@ def list_quotas(client: Client) -> QuotaPage:
 
 
 @click.command("set")
-@_which
 @click.option("--node-hours", type=float, required=True, help="Most measured node-hours.")
 @click.option(
     "--beyond",
@@ -69,8 +64,8 @@ def list_quotas(client: Client) -> QuotaPage:
     help="What becomes of a campaign beyond it: refused at its submission, or its trials wait.",
 )
 @click.option("--until", type=click.DateTime(), help="When it ends for good, in UTC.")
-@answers(lambda quota: _print([quota], _QUOTA))
-@service_options
+@answers(partial(_print, _QUOTA | _RULE))
+@_which
 def set_quota(
     kind: Any, name: str, period: Any, until: datetime | None, client: Client, **given: Any
 ) -> QuotaRead:
@@ -81,7 +76,6 @@ def set_quota(
 
 @click.command("remove")
 @_which
-@service_options
 def remove_quota(kind: Any, name: str, period: Any, client: Client) -> None:
     """Take a quota away."""
     client.delete_quota(kind, name, period)

@@ -21,7 +21,7 @@ branch_labels = None
 depends_on = None
 
 _TABLES = (
-    *("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use"),
+    *("owners", "owner_groups", "group_members", "quotas", "past_use"),
     *("webhooks", "webhook_messages"),
 )
 _COLUMNS = {
@@ -44,6 +44,30 @@ _CHECKS = {
 _BY_OWNER = "CONSTRAINT uq_campaigns_created_by_name UNIQUE (created_by, name)"
 _BY_NAME = "CONSTRAINT uq_campaigns_name UNIQUE (name)"
 
+_WORK = "a.iterations_node_seconds + a.start_node_seconds"
+_PAST_USE = f"""
+INSERT INTO past_use (
+    campaign_id, day, probes, repeats, idle, lost, trials, idle_allocations,
+    owner, name, cluster, trainer
+)
+SELECT c.id, CAST(date(at) AS VARCHAR(10)), sum(probes), sum(repeats), sum(idle), sum(lost),
+    sum(trials), sum(idle_allocations), c.created_by, c.name, c.cluster_name, c.trainer
+FROM campaigns c JOIN (
+    SELECT t.campaign_id, a.ended_at AS at, CASE WHEN t.repeat_of IS NULL THEN {_WORK} ELSE 0 END
+        AS probes, CASE WHEN t.repeat_of IS NULL THEN 0 ELSE {_WORK} END AS repeats,
+        a.idle_node_seconds AS idle, a.lost_node_seconds AS lost,
+        CASE WHEN t.ended_at IS NOT NULL AND t.attempt = a.attempt THEN 1 ELSE 0 END AS trials,
+        0 AS idle_allocations
+    FROM attempts a JOIN trials t ON t.id = a.trial_id
+    WHERE a.ended_at IS NOT NULL
+    UNION ALL
+    SELECT id, coalesce(ended_at, created_at), 0, 0, 0, 0, 0, allocation_idle_node_seconds
+    FROM campaigns WHERE allocation_idle_node_seconds > 0
+) u ON u.campaign_id = c.id
+GROUP BY c.id, CAST(date(at) AS VARCHAR(10)), c.created_by, c.name, c.cluster_name, c.trainer
+"""  # noqa: S608
+"""On which days allocations were idle is not known: it counts when the campaign ended or began."""
+
 
 def upgrade() -> None:
     if "visibility" in _columns("campaigns"):
@@ -65,12 +89,7 @@ def upgrade() -> None:
         "SELECT created_by, created_at FROM campaigns WHERE created_by <> '') AS made "
         "GROUP BY name"
     )
-    # On which days allocations were idle is not known: it counts when the campaign ended or began.
-    op.execute(
-        "INSERT INTO past_use (campaign_id, day, idle_allocations) SELECT id, "
-        "CAST(date(coalesce(ended_at, created_at)) AS VARCHAR(10)), allocation_idle_node_seconds "
-        "FROM campaigns WHERE allocation_idle_node_seconds > 0"
-    )
+    op.execute(_PAST_USE)
     set_checks("campaigns", _CHECKS)
     _set_unique(_BY_NAME, _BY_OWNER)
     for table, names in _INDEXES.items():

@@ -13,13 +13,14 @@ from sqlalchemy import select
 
 from layout_tuner.protocol.worker_messages import AllocationBody
 from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.shares import OF_ATTEMPTS
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
-from layout_tuner.results_db.models.service_tables import RecentUse
+from layout_tuner.results_db.models.service_tables import PastUse
 from layout_tuner.results_db.owner_turns import OwnerTurns
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
-from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
+from layout_tuner.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, simulator_trainer
 from tests.kit.store import (
     TimelyStore,
     TurnableClock,
@@ -42,7 +43,8 @@ DAY_S = 86_400.0
 
 def make(store: Store, owner: str, name: str = "", *, trials: int = 8, **changes: object) -> int:
     """A campaign of an owner with trials that wait."""
-    sharing = Sharing(priority=int(str(changes.pop("priority", 0))))
+    shared = {name: changes.pop(name) for name in ("priority", "visibility") if name in changes}
+    sharing = Sharing(**shared)  # type: ignore[arg-type]
     own = store.by(Actor(name=owner, role="submitter"))
     spec = make_spec(name or f"of-{owner}", **changes)
     made = own.campaigns.create(spec, num_legal_layouts=100, sharing=sharing)
@@ -63,8 +65,11 @@ def run(store: Store, worker: str, number: int, seconds: float = 100.0) -> list[
 
 def used(store: Store) -> dict[tuple[str, bool], float]:
     with store._db.read() as session:
-        rows = session.scalars(select(RecentUse)).all()
-        return {(row.owner, row.is_simulated): row.node_seconds for row in rows}
+        rows = session.execute(select(PastUse.owner, PastUse.trainer, OF_ATTEMPTS)).all()
+    found: Counter[tuple[str, bool]] = Counter()
+    for owner, trainer, node_seconds in rows:
+        found[owner, is_simulator(trainer)] += node_seconds
+    return found
 
 
 def test_shares_follow_the_weights(store: Store, worker: str) -> None:
@@ -159,32 +164,39 @@ def test_a_late_outcome_corrects_the_use(store: Store, clock: TurnableClock, wor
 
 
 def test_use_halves_in_a_half_life(store: Store, clock: TurnableClock, worker: str) -> None:
-    store.shares.use_half_life(10.0)
+    store.shares.use_half_life(2 * DAY_S)
     make(store, "a")
     run(store, worker, 1, 64.0)
-    clock.forward(20)
-    (share,) = store.shares.find()
-    assert share.node_hours * 3600 == pytest.approx(16.0)
+    shown = []
+    for days in (0, 0.49, 0.01, 2, 2):  # the clock begins at noon
+        clock.forward(days * DAY_S)
+        shown.append(store.shares.find()[0].node_hours * 3600)
+    assert shown == pytest.approx([64, 64, 64, 32, 16])
     run(store, worker, 1, 4.0)
-    assert used(store)["a", False] == pytest.approx(20.0)
+    assert store.shares.find()[0].node_hours * 3600 == pytest.approx(20.0)
 
 
 def test_the_default_half_life_is_slurm_s(store: Store, clock: TurnableClock, worker: str) -> None:
     make(store, "a")
     run(store, worker, 1, 64.0)
-    clock.forward(7 * DAY_S)
+    clock.forward(7.5 * DAY_S)
     assert store.shares.find()[0].node_hours * 3600 == pytest.approx(32.0)
 
 
+def test_use_of_ten_half_lives_ago_is_gone(store: Store, clock: TurnableClock, worker: str) -> None:
+    make(store, "a", trials=9)
+    run(store, worker, 1, 1e6)
+    clock.forward(70 * DAY_S)
+    assert store.shares.find()[0].node_hours > 0
+    clock.forward(1 * DAY_S)
+    assert store.shares.find()[0].node_hours == 0
+
+
 def test_a_clock_set_back_keeps_the_use(store: Store, clock: TurnableClock, worker: str) -> None:
-    store.shares.use_half_life(10.0)
     make(store, "a")
     run(store, worker, 1, 64.0)
     clock.now -= timedelta(days=400)
     assert store.shares.find()[0].node_hours * 3600 == pytest.approx(64.0)
-    run(store, worker, 1, 6.0)
-    clock.forward(10)
-    assert store.shares.find()[0].node_hours * 3600 == pytest.approx(35.0)
 
 
 def test_a_restart_forgets_nothing(database_url: str, clock: TurnableClock) -> None:
@@ -309,7 +321,6 @@ def test_one_sees_one_s_own_share(store: Store, worker: str, viewer: str) -> Non
     assert (share.cluster, share.is_simulated, share.waiting) == ("local-cpu", False, 5)
     assert (share.weight, share.entitled) == (1.0, 0.25)
     assert (share.had, share.node_hours) == (pytest.approx(0.75), pytest.approx(300 / 3600))
-    assert share.total_node_hours == pytest.approx(400 / 3600)
     assert len(store.shares.find()) == 2
     assert store.by(Actor(name=viewer, role="viewer")).shares.find() == store.shares.find()
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from layout_tuner.results_db.access.shares import end_of, start_of
+from layout_tuner.results_db.access.quotas import end_of, start_of
 from layout_tuner.results_db.actor import QUOTA_PERIODS, Actor, QuotaPeriod
 from layout_tuner.results_db.errors import (
+    OwnerInvalidError,
     OwnerNotFoundError,
     QuotaExceededError,
-    QuotaInvalidError,
 )
+from layout_tuner.results_db.models.service_tables import MessageRow
 from layout_tuner.results_db.store import Store
 from layout_tuner.trainers.simulator import simulator_trainer
-from tests.kit.store import TurnableClock, at_once, failed, lease_one, post_outcome, take_leases
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    at_once,
+    failed,
+    lease_one,
+    make_worker,
+    post_outcome,
+    take_leases,
+)
 from tests.results_db.access.test_fair_shares import make, run
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -164,7 +176,7 @@ def test_what_is_deleted_stays_used(store: Store, worker: str) -> None:
 )
 def test_a_bad_quota_changes_nothing(store: Store, given: dict[str, Any], said: str) -> None:
     limit(store)
-    with pytest.raises(QuotaInvalidError, match=said):
+    with pytest.raises(OwnerInvalidError, match=said):
         limit(store, **given)
     (quota,) = store.quotas.find()
     assert (quota.node_hours, quota.until) == (1.0, None)
@@ -219,17 +231,92 @@ def test_owners_read_quotas_on_them(store: Store, worker: str) -> None:
     assert used == {"*": pytest.approx(0.5), "lab": pytest.approx(0.5)}
     assert [q.used_node_hours for q in own.quotas.find(owner="a")] == [0.0]
     every = [(q.name, q.used_node_hours) for q in store.quotas.find()]
-    assert every == [("a", 0.0), ("*", None), ("lab", pytest.approx(0.5))]
+    assert every == [("lab", pytest.approx(0.5)), ("*", None), ("a", 0.0)]
 
 
-def test_the_audit_says_it_once_at_80_percent(store: Store, worker: str) -> None:
+def test_80_percent_is_notified_once_a_period(
+    store: Store, clock: TurnableClock, worker: str
+) -> None:
+    store.owners.put_group("lab", members=["b"])
+    limit(store, "lab", "group", period="week", node_hours=3.0)
     limit(store, node_hours=10.0)
+    hooks = [by(store, owner).webhooks for owner in "ab"]
+    for each in hooks:
+        asked = {"address": "https://a.test/x", "format": "standard", "campaigns": "*"}
+        each.put(None, rotate=True, events=["quota.at_80_percent"], link="", **asked)
     make(store, "a")
-    said = []
+    said: list[int] = []
     for _ in range(4):
         run(store, worker, 1, 2.5 * 3600)
-        said.append(
-            [each.details["said"] for each in store.access.audit(action="quota.nearly_used")]
-        )
-    words = "'a' has 0 of 10 node-hours left in this day, which ends at 2026-01-02 00:00 UTC"
-    assert said == [[], [], [], [words]]
+        store.quotas.notify_nearly_used()
+        said.append(len(hooks[0].all()[0].messages))
+    assert said == [0, 0, 0, 1]
+    make(store, "b", trials=1)
+    run(store, worker, 1, 2.5 * 3600)
+    clock.now = end_of("day", clock.now)
+    run(store, worker, 4, 2.5 * 3600)
+    for _ in range(2):
+        store.quotas._notified.clear()  # as in another process
+        store.quotas.notify_nearly_used()
+    assert [len(each.all()[0].messages) for each in hooks] == [2, 1]
+    texts = [each.data["text"] for each in sent(store)]
+    assert texts[0] == (
+        "'a' has 0 of 10 node-hours left in this day, which ends at 2026-01-02 00:00 UTC"
+    )
+    assert texts[2].startswith("the group 'lab' has 0.5 of 3 node-hours left in this week")
+
+
+def test_a_group_s_quota_counts_what_is_hidden(store: Store, worker: str) -> None:
+    store.owners.put_group("lab", members=["a", "b"])
+    limit(store, "lab", "group", beyond="refuse")
+    make(store, "a", visibility="private")
+    run(store, worker, 1, 1800.0)
+    lease_one(store, worker)
+    with pytest.raises(QuotaExceededError, match=r"has 0 of 1 node-hours left"):
+        make(store, "b", budget=budget(0.1))
+
+
+def test_usage_before_a_quota_counts(store: Store, worker: str) -> None:
+    make(store, "a")
+    run(store, worker, 1, 3600.0)
+    limit(store)
+    assert take_leases(store, worker, 1) == []
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_forty_submissions_at_once_go_not_beyond(
+    store: Store, database_url: str, clock: TurnableClock, worker: str
+) -> None:
+    limit(store, beyond="refuse")
+    make(store, "a", "first", trials=9)
+    run(store, worker, 1, 1800.0)
+    refused: list[str] = []
+
+    def submit(number: int) -> None:
+        try:
+            make(store, "a", f"c{number}", trials=0, budget=budget(0.5 + 0.01 * (number % 2)))
+        except QuotaExceededError as error:
+            refused.append(str(error))
+
+    at_once(*(lambda number=number: submit(number) for number in range(40)))  # type: ignore[misc]
+    assert len(store.campaigns.find()) == 1 + 20
+    assert len(refused) == 20
+    with closing(TimelyStore(database_url, clock=clock)) as other:
+        stores = [store, other] if store.is_shared else [store]
+        workers = [make_worker(each, f"n{n}").id for n, each in enumerate(stores * 4)]
+        asks = zip(stores * 4, workers, strict=True)
+        leased = at_once(*(lambda x=x, w=w: take_leases(x, w, 3) for x, w in asks))  # type: ignore[misc]
+    leases = [each for some in leased for each in some]
+    assert len(leases) == 1  # it is expected to take as long as the first
+    post_outcome(store, leases[0].trial_id, leases[0].attempt, failed(duration_s=1800.0))
+    assert take_leases(store, worker, 9) == []
+    assert store.quotas.find()[0].used_node_hours == pytest.approx(1.0)
+
+
+def by(store: Store, owner: str) -> Store:
+    return store.by(Actor(name=owner, role="submitter"))
+
+
+def sent(store: Store) -> list[MessageRow]:
+    with store._db.read() as session:
+        return list(session.scalars(select(MessageRow).order_by(MessageRow.id)))

@@ -118,7 +118,7 @@ def test_owners_groups_and_quotas_go_between_databases(
     restore_into_postgresql(other, empty_postgres_url)
     back_up(empty_postgres_url, tmp_path / "again.sqlite3")
     before, after = rows(str(other)), rows(str(tmp_path / "again.sqlite3"))
-    for table in ("owners", "owner_groups", "group_members", "quotas", "recent_use"):
+    for table in ("owners", "owner_groups", "group_members", "quotas", "past_use"):
         assert before[table], table
         assert after[table] == before[table]
     with closing(Store(empty_postgres_url)) as store:
