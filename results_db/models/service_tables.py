@@ -484,7 +484,7 @@ class EventCounter(Base):
 
 
 class WebhookRow(Base):
-    """An address to which an owner has messages sent, with the secrets that sign them."""
+    """An address to which an owner has messages sent, with the secret that signs them."""
 
     __tablename__ = "webhooks"
 
@@ -493,14 +493,13 @@ class WebhookRow(Base):
     address: Mapped[str] = mapped_column(Text)
     format: Mapped[str] = mapped_column(String(12))
     events: Mapped[list[str]] = mapped_column(JSON)
-    campaigns: Mapped[str] = mapped_column(String(64))
     link: Mapped[str] = mapped_column(Text)
     """The service's address for links, of the request that made the webhook."""
-    secret: Mapped[str] = mapped_column(String(64))
-    former_secret: Mapped[str] = mapped_column(String(64))
-    """Empty: none; messages are signed with it too, until `former_until`."""
-    former_until: Mapped[datetime]
-    off_because: Mapped[str] = mapped_column(Text)
+    signing_secret: Mapped[str] = mapped_column(String(64))
+    off_because: Mapped[str] = mapped_column(Text, default="")
+    tried_at: Mapped[datetime | None]
+    problem: Mapped[str] = mapped_column(Text, default="")
+    num_given_up: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
 
 
@@ -511,7 +510,8 @@ class MessageRow(Base):
     __table_args__ = (
         CheckConstraint(one_of("state", ("waiting", "delivered", "given up")), name="state"),
         UniqueConstraint("webhook_id", "message_id"),
-        Index(None, "state", "webhook_id", "campaign_id", "id"),
+        Index(None, "webhook_id", "state", "id"),
+        Index(None, "webhook_id", "campaign_id", "state", "id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -526,4 +526,3 @@ class MessageRow(Base):
     state: Mapped[str] = mapped_column(String(12), default="waiting")
     attempts: Mapped[int] = mapped_column(default=0)
     next_at: Mapped[datetime]
-    problem: Mapped[str] = mapped_column(Text, default="")

@@ -1,4 +1,4 @@
-"""Owners, groups, who sees a campaign, quotas, and the use that fair shares count.
+"""Owners, groups, who sees a campaign, quotas, the use that fair shares count, and webhooks.
 
 Revision: r018, after r017. A database that r007 has just created has the tables already: it creates
 those of the models. Earlier tokens become owners of their own, and earlier campaigns are seen by
@@ -22,6 +22,7 @@ branch_labels = None
 depends_on = None
 
 _TABLES = ("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use")
+_TABLES += ("webhooks", "webhook_messages")
 _CHECKS = {
     "ck_campaigns_visibility": one_of("visibility", VISIBILITIES),
     "ck_campaigns_group_has_a_name": "visibility <> 'group' OR group_name IS NOT NULL",

@@ -9,7 +9,7 @@ from alembic import op
 from layout_tuner.results_db.models.service_tables import TokenRow
 
 revision = "r020"
-down_revision = "r019"
+down_revision = "r018"
 branch_labels = None
 depends_on = None
 

@@ -27,6 +27,7 @@ def test_hosts_are_origins_with_their_ports() -> None:
         ("https://a.b.wild.test:8443/", False),
         ("http://chat/hooks/x", True),
         ("https://[2001:db8::1]/", True),
+        ("https://*.wild.test:8443/", False),
     ],
 )
 def test_allowed_addresses_pass(address: str, may_be_private: bool) -> None:

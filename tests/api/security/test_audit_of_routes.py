@@ -35,8 +35,7 @@ NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
 CHANGED_OWNER = {"act": "owner", "name": "ann", "weight": "3"}
-WEBHOOK = {"address": "https://hooks.test/x"}
-FORM = {**WEBHOOK, "format": "slack", "events": ["campaign.ended"]}
+WEBHOOK = {"address": "https://hooks.test/x", "events": ["campaign.ended"]}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
 EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
@@ -68,11 +67,8 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "add_members": ("group.members", "group", "PUT /v1/groups/{}/members/ann", None),
     "remove_members": ("group.members", "group", "DELETE /v1/groups/{}/members/bob", None),
     "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
-    "create_webhook": ("webhook.put", "hosts", "POST /v1/webhooks", WEBHOOK),
-    "update_webhook": ("webhook.put", "webhook", "PATCH /v1/webhooks/{}", {"on": False}),
+    "create_webhook": ("webhook.add", "hosts", "POST /v1/webhooks", WEBHOOK),
     "delete_webhook": ("webhook.delete", "webhook", "DELETE /v1/webhooks/{}", None),
-    "do_add_webhook": ("webhook.put", "hosts", "POST /webhooks", FORM),
-    "do_change_webhook": ("webhook.put", "webhook", "POST /webhooks/{}/off", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),
