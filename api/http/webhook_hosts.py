@@ -49,10 +49,9 @@ def refuse_address(address: str, hosts: Collection[str]) -> bool:
 def refuse_private(host: str) -> None:
     """Raises WebhookInvalidError for an IP address that is not of the public internet."""
     ip = ip_address(host)
-    is_public = ip.is_global and not ip.is_multicast
-    if ip.version == 6:  # none that holds an IPv4 address
-        is_public &= ip in _GLOBAL_IPV6 and not (ip.sixtofour or ip.teredo)
-    if not is_public:
+    # Of IPv6, none that holds an IPv4 address.
+    is_plain = ip.version == 4 or (ip in _GLOBAL_IPV6 and not (ip.sixtofour or ip.teredo))
+    if not ip.is_global or ip.is_multicast or not is_plain:
         raise WebhookInvalidError(
             f"{host} is private, and `serve --webhook-hosts` does not name exactly this host"
         )

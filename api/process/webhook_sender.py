@@ -19,7 +19,7 @@ from layout_tuner.api.background_loops import attempt, wait_for
 from layout_tuner.api.http.webhook_hosts import refuse_address, refuse_private
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.webhooks import Answer, OutgoingMessage
+from layout_tuner.results_db.access.webhooks import LATELY, Answer, OutgoingMessage
 from layout_tuner.results_db.models.service_tables import WORKER_ALIVE_S
 from layout_tuner.results_db.store import Store
 
@@ -40,28 +40,26 @@ class WebhookSender:
         # No connection is kept: a pool knows them by IP address, and not by the certificate's host.
         limits, tls = httpx.Limits(max_keepalive_connections=0), ssl.create_default_context()
         self._client = httpx.AsyncClient(verify=tls, limits=limits, trust_env=False, timeout=None)  # noqa: S113 - `_answer` has one
-        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._busy: set[int] = set()
+        """Ids of webhooks to which a message is on its way."""
         self._ended = asyncio.Event()
         self._outage = OutageLog(_log, "sending messages of webhooks")
         self._looked_at = self._up_since = store.now()
+        self._lost_until = self._up_since - LATELY
         self._ends: dict[int, int] = {}
 
     async def run(self) -> None:
-        try:
+        async def send_due() -> None:
+            await run_in_threadpool(self._look)
+            for message in await run_in_threadpool(self._store.webhooks.claim, set(self._busy)):
+                self._busy.add(message.webhook_id)
+                tasks.create_task(self._send(message))
+
+        async with self._client, asyncio.TaskGroup() as tasks:
             while True:
                 self._ended.clear()
-                await attempt(self._send_due, self._outage, "no message of a webhook was sent")
+                await attempt(send_due, self._outage, "no message of a webhook was sent")
                 await wait_for(self._ended, self._pace_s)
-        finally:
-            for task in self._sending.values():
-                task.cancel()
-            await self._client.aclose()
-
-    async def _send_due(self) -> None:
-        await run_in_threadpool(self._look)
-        for message in await run_in_threadpool(self._store.webhooks.claim, set(self._sending)):
-            task = asyncio.create_task(self._send(message))
-            self._sending[message.webhook_id] = task
 
     def _look(self) -> None:
         """Looks for the events that no transaction makes: lost workers, and new winners."""
@@ -72,7 +70,7 @@ class WebhookSender:
             self._up_since = now
         self._looked_at = now
         if now - self._up_since > timedelta(seconds=WORKER_ALIVE_S):
-            hooks.note_lost_workers()
+            self._lost_until = hooks.note_lost_workers(self._lost_until)
         ends = hooks.last_ends()
         changed = [each for each, end in ends.items() if end != self._ends.get(each)]
         if won := self._store.leaderboard.winners(changed):
@@ -87,7 +85,7 @@ class WebhookSender:
         settle = partial(run_in_threadpool, note, message.id, answer, pause_s=pause_s)
         # If this fails, the message is sent again once its claim has run out.
         await attempt(settle, self._outage, "an answer to a webhook was not noted")
-        del self._sending[message.webhook_id]
+        self._busy.remove(message.webhook_id)
         self._ended.set()
 
     async def _answer(self, message: OutgoingMessage) -> Answer:

@@ -221,17 +221,23 @@ class Webhooks(StoreSection):
                 hook.num_given_up += 1
 
     @retried
-    def note_lost_workers(self) -> None:
-        """Sends word of workers whose heartbeats have stopped, once for each stop."""
-        now = self._clock()
-        lately = WorkerRow.seen_at.between(now - LATELY, now - timedelta(seconds=WORKER_ALIVE_S))
-        is_lost = (WorkerRow.ended_at.is_(None), lately, WorkerRow.launcher != SIMULATED_LAUNCHER)
+    def note_lost_workers(self, since: datetime) -> datetime:
+        """Sends word of workers whose heartbeats have stopped after `since`, once for each stop.
+
+        Returns the moment up to which all losses are known, the next call's `since`.
+        """
+        until = self._clock() - timedelta(seconds=WORKER_ALIVE_S)
+        stopped = (WorkerRow.seen_at > since) & (WorkerRow.seen_at <= until)
+        is_lost = (WorkerRow.ended_at.is_(None), stopped, WorkerRow.launcher != SIMULATED_LAUNCHER)
+        if self._scalar(select(WorkerRow.id).where(*is_lost)) is None:
+            return until  # as mostly: no lock is taken
         with self._db.write() as session:
             for each in session.scalars(select(WorkerRow).where(*is_lost)):
                 data = {"cluster": each.cluster, "node": each.host, "num_nodes": each.num_nodes}
                 data["text"] = f"The worker on {each.host} of cluster {each.cluster} is lost"
                 key = f"{each.id} {each.seen_at.isoformat()}"
                 notify(session, "worker.lost", now=each.seen_at, key=key, data=data)
+        return until
 
     def last_ends(self) -> dict[int, int]:
         """`Campaign.last_ended_seq` by id, of those whose owners may get word of a new winner."""

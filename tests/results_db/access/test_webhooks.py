@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ from tests.kit.store import (
 
 pytestmark = pytest.mark.sqlite_is_enough(False)
 
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 EVENTS = ["campaign.ended", "campaign.new_winner", "quota.at_80_percent"]
 
 
@@ -104,7 +105,7 @@ def test_a_later_webhook_hears_of_no_earlier_loss(store: Store, clock: TurnableC
     make_worker(store)
     clock.forward(31)
     hook(by(store, "root", "admin"), events=["worker.lost"])
-    store.webhooks.note_lost_workers()
+    store.webhooks.note_lost_workers(LONG_AGO)
     assert claim(store) == []
 
 
@@ -263,14 +264,15 @@ def test_word_of_a_node_names_no_campaign(store: Store) -> None:
 
 def test_a_lost_worker_is_reported_once_a_loss(store: Store, clock: TurnableClock) -> None:
     hook(by(store, "root", "admin"), events=["worker.lost"])
-    worker = make_worker(store)
+    worker, since = make_worker(store), clock.now - timedelta(seconds=1)
     for silent_s, number in ((20, 0), (20, 1), (10, 0)):
         clock.forward(silent_s)
-        store.webhooks.note_lost_workers()
+        since = store.webhooks.note_lost_workers(since)
+        store.webhooks.note_lost_workers(LONG_AGO)  # as another service, just started
         assert len(drained(store)) == number
     send_beats(store, worker.id, [])
     clock.forward(31)
-    store.webhooks.note_lost_workers()
+    store.webhooks.note_lost_workers(since)
     (body,) = drained(store)
     assert body["data"]["node"] == worker.host
 
