@@ -518,8 +518,8 @@ class MessageRow(Base):
     webhook_id: Mapped[int] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
     message_id: Mapped[str] = mapped_column(String(40))
     campaign_id: Mapped[int]
-    """Messages with the same are sent in order; 0: of no campaign. No foreign key: the end of a
-    campaign is reported also after its deletion."""
+    """Messages with the same are sent in order; 0: of no campaign; below 0: a test. No foreign
+    key: the end of a campaign is reported also after its deletion."""
     kind: Mapped[str] = mapped_column(String(40))
     at: Mapped[datetime] = mapped_column(index=True)
     data: Mapped[dict[str, Any]]

@@ -110,6 +110,7 @@ def test_all_arrive_in_order_though_senders_die(database_url: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
 def test_a_thousand_arrive_after_two_minutes_away(tmp_path: Path, database_url: str) -> None:
     probe = Receiver()
     port, address = probe.port, probe.url
