@@ -43,7 +43,6 @@ from layout_tuner.api.routes import (
     trainers,
     trials,
     usage,
-    webhooks,
     workers,
 )
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
@@ -179,7 +178,6 @@ def _all_routes() -> Sequence[BaseRoute]:
         allocations,
         access,
         usage,
-        webhooks,
     ):
         router.include_router(
             routes.router,

@@ -203,25 +203,13 @@ class UsageRead:
     """By day, in order; days without usage are left out."""
 
 
-WEBHOOK_FORMATS: Final = ("standard", "slack", "mattermost")
-CAMPAIGN_NOTICES: Final = ("campaign.ended", "campaign.new_winner", "quota.at_80_percent")
-ADMIN_NOTICES: Final = ("node.set_aside", "worker.lost")
-"""Events that webhooks send; the latter only those that an administrator made."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebhookMessageRead:
-    """A message to a webhook."""
-
-    message_id: str
-    """The same in every attempt, so that a receiver can drop repeats."""
-    kind: str
-    at: datetime
-    state: str
-    """waiting, delivered or given up."""
-    attempts: int
-    problem: str
-    """Why the last attempt failed; empty: it did not."""
+WebhookFormat = Literal["standard", "slack", "mattermost"]
+WEBHOOK_FORMATS: Final = get_args(WebhookFormat)
+Notice = Literal[
+    "campaign.ended", "campaign.new_winner", "quota.at_80_percent", "node.set_aside", "worker.lost"
+]
+"""Events of which webhooks send word."""
+NOTICES: Final[tuple[Notice, ...]] = get_args(Notice)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,11 +221,13 @@ class WebhookRead:
     address: str
     format: str
     events: Sequence[str]
-    campaigns: str
-    """Of which campaigns: a name, or a pattern with * and ?."""
     off_because: str
-    """Why nothing is sent; empty: it is on."""
-    messages: Sequence[WebhookMessageRead]
-    """The last five, the newest first."""
+    """Why nothing is sent until a test turns it on; empty: it is on."""
+    tried_at: datetime | None
+    """When the last attempt to send a message ended; null: none since it was made or tested."""
+    problem: str
+    """Why that attempt failed; empty: it did not."""
+    num_given_up: int
+    """Messages that could not be delivered within a day."""
     secret: str | None = None
-    """Receivers check signatures with it; null unless it is new."""
+    """Receivers check signatures with it; null unless the webhook is new."""

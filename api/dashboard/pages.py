@@ -22,7 +22,6 @@ from layout_tuner.api.dashboard import (
     trainer_page,
     trial_page,
     usage_page,
-    webhook_pages,
 )
 from layout_tuner.api.html import assets
 from layout_tuner.api.http.query_parameters import refuse_unknown_query_of_page
@@ -43,7 +42,6 @@ _PAGES: Final = (
     allocation_list,
     access_pages,
     usage_page,
-    webhook_pages,
 )
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from ipaddress import IPv6Network, ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 from layout_tuner.results_db.errors import WebhookInvalidError
 
-_HOST: Final = re.compile(r"(?:(https?)://)?([A-Za-z0-9*._-]+|\[[0-9A-Fa-f:]+\])(?::(\d{1,5}))?/?")
+_ORIGIN: Final = r"(?:(https?)://)?([A-Za-z0-9*._-]+|\[[0-9A-Fa-f:]+\])(?::(\d{1,5}))?"
+_HOST: Final = re.compile(_ORIGIN + "/?")
+_ADDRESS: Final = re.compile("(?=https?://)" + _ORIGIN + "(?:/[!-~]*)?")
 _GLOBAL_IPV6: Final = IPv6Network("2000::/3")
 
 
@@ -20,14 +21,14 @@ def read_hosts(given: Iterable[str]) -> frozenset[str]:
 
     Raises WebhookInvalidError for what is not a host.
     """
-    found = set()
-    for text in given:
-        if (read := _HOST.fullmatch(text.strip())) is None:
-            raise WebhookInvalidError(
-                f"--webhook-hosts {text[:80]!r} is not a host such as hooks.example.org or http://chat:80"
-            )
-        found.add(_origin(read[1] or "https", read[2].strip("[]"), int(read[3] or 0)))
-    return frozenset(found)
+    return frozenset(
+        _origin(
+            _HOST,
+            text.strip(),
+            f"--webhook-hosts {text[:80]!r} is not a host such as hooks.example.org or http://chat:80",
+        )
+        for text in given
+    )
 
 
 def refuse_address(address: str, hosts: Collection[str]) -> bool:
@@ -35,15 +36,8 @@ def refuse_address(address: str, hosts: Collection[str]) -> bool:
 
     Raises WebhookInvalidError if it is not allowed.
     """
-    try:
-        url = urlsplit(address)
-        origin = _origin(url.scheme, url.hostname or "", url.port or 0)
-    except ValueError:
-        url = urlsplit("")
-    if url.scheme not in ("http", "https") or not url.hostname or not address.isprintable():
-        raise WebhookInvalidError(f"address {address[:80]!r} is not one of https://")
-    if "@" in url.netloc:
-        raise WebhookInvalidError("the address has a user or a password in it; leave them out")
+    why = f"address {address[:80]!r} is not such as https://hooks.example.org/x, without a user"
+    origin = _origin(_ADDRESS, address, why)
     if not any(fnmatchcase(origin, each) for each in hosts):
         raise WebhookInvalidError(
             f"{origin[:200]} is not a host that an administrator allows with `serve --webhook-hosts`: "
@@ -55,14 +49,16 @@ def refuse_address(address: str, hosts: Collection[str]) -> bool:
 def refuse_private(host: str) -> None:
     """Raises WebhookInvalidError for an IP address that is not of the public internet."""
     ip = ip_address(host)
-    is_public = ip.is_global and not ip.is_multicast
-    if ip.version == 6:  # none that holds an IPv4 address
-        is_public &= ip in _GLOBAL_IPV6 and not (ip.sixtofour or ip.teredo)
-    if not is_public:
+    # Of IPv6, none that holds an IPv4 address.
+    is_plain = ip.version == 4 or (ip in _GLOBAL_IPV6 and not (ip.sixtofour or ip.teredo))
+    if not ip.is_global or ip.is_multicast or not is_plain:
         raise WebhookInvalidError(
             f"{host} is private, and `serve --webhook-hosts` does not name exactly this host"
         )
 
 
-def _origin(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://{host.lower()}:{port or (80 if scheme == 'http' else 443)}"
+def _origin(pattern: re.Pattern[str], text: str, why: str) -> str:
+    if (read := pattern.fullmatch(text)) is None:
+        raise WebhookInvalidError(why)
+    scheme, host = read[1] or "https", read[2].strip("[]").lower()
+    return f"{scheme}://{host}:{int(read[3] or (80 if scheme == 'http' else 443))}"

@@ -1,4 +1,4 @@
-"""Tokens, owners, groups, the audit, fair shares and quotas."""
+"""Tokens, owners, groups, the audit, fair shares, quotas and webhooks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from layout_tuner.api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
+from layout_tuner.api.dependencies import (
+    CredentialDep,
+    HolderDep,
+    HubDep,
+    SettingsDep,
+    StoreDep,
+)
 from layout_tuner.api.errors import SignInCodeSourceError
 from layout_tuner.api.http.cursors import read_cursor, write_cursor
 from layout_tuner.api.http.request_bodies import BodyRoute
+from layout_tuner.api.http.webhook_hosts import refuse_address
 from layout_tuner.api.schemas.access import (
     AuditPage,
     DeviceCodeCreated,
@@ -33,6 +40,8 @@ from layout_tuner.api.schemas.access import (
     TokenId,
     TokenPage,
     TokenRead,
+    WebhookCreate,
+    WebhookPage,
     WhoAmI,
 )
 from layout_tuner.api.schemas.text_types import Moment
@@ -41,7 +50,7 @@ from layout_tuner.api.security.holders import Holder
 from layout_tuner.results_db.access.tokens import TokenRecord, hash_of_token
 from layout_tuner.results_db.actor import SYSTEM, QuotaKind, QuotaPeriod
 from layout_tuner.results_db.errors import DeviceSignInRefusedError, TokenNotFoundError
-from layout_tuner.results_db.service_records import GroupRead, OwnerRead, QuotaRead
+from layout_tuner.results_db.service_records import GroupRead, OwnerRead, QuotaRead, WebhookRead
 from layout_tuner.results_db.store import Store
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
@@ -268,3 +277,30 @@ def delete_quota(
 
 def _token(store: Store, record: TokenRecord) -> TokenRead:
     return TokenRead.of(record, is_valid=record.is_valid(store.now()))
+
+
+@router.get("/webhooks")
+def list_webhooks(store: StoreDep) -> WebhookPage:
+    """List the webhooks of the token's owner, for an admin, all."""
+    return WebhookPage(webhooks=store.webhooks.all())
+
+
+@router.post("/webhooks", status_code=HTTPStatus.CREATED)
+def create_webhook(
+    body: WebhookCreate, request: Request, store: StoreDep, settings: SettingsDep
+) -> WebhookRead:
+    """Make a webhook; only this answer has its secret. Its messages link to this address."""
+    refuse_address(body.address, settings.webhook_hosts)
+    return store.webhooks.add(link=str(request.base_url).rstrip("/"), **body.model_dump())
+
+
+@router.delete("/webhooks/{webhook_id}", status_code=HTTPStatus.NO_CONTENT)
+def delete_webhook(webhook_id: TokenId, store: StoreDep) -> None:
+    """Delete a webhook, with the messages that wait."""
+    store.webhooks.delete(webhook_id)
+
+
+@router.post("/webhooks/{webhook_id}/test", status_code=HTTPStatus.ACCEPTED)
+def test_webhook(webhook_id: TokenId, store: StoreDep) -> WebhookRead:
+    """Turn a webhook on and send it a test; the list of webhooks shows the receiver's answer."""
+    return store.webhooks.test(webhook_id)

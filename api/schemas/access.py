@@ -1,4 +1,4 @@
-"""The documents of tokens, owners, groups and the audit; of shares and quotas."""
+"""The documents of tokens, owners, groups and the audit; of shares, quotas and webhooks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from layout_tuner.results_db.actor import QuotaAction, TokenRole
 from layout_tuner.results_db.service_records import (
     AuditEntryRead,
     GroupRead,
+    Notice,
     OwnerRead,
     QuotaRead,
     ShareRead,
+    WebhookFormat,
+    WebhookRead,
 )
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
@@ -177,3 +180,19 @@ class QuotaPage(Document):
     """Quotas, the oldest first."""
 
     quotas: list[QuotaRead]
+
+
+class WebhookCreate(Request):
+    """A new webhook."""
+
+    address: Annotated[str, Field(max_length=2000)]
+    """Where messages go: https, and of a host that an administrator allows."""
+    format: WebhookFormat = "standard"
+    """standard, as Standard Webhooks has it; slack or mattermost."""
+    events: Annotated[list[Notice], Field(min_length=1)]
+
+
+class WebhookPage(Document):
+    """The webhooks of an owner; for administrators those of all."""
+
+    webhooks: list[WebhookRead]

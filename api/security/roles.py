@@ -85,13 +85,12 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
         list_trials read_trial read_trial_log read_leaderboard
         stream_campaign_events stream_events
         list_allocations read_allocation list_nodes list_workers read_usage show_usage
-        list_groups list_shares list_quotas list_webhooks show_webhooks
+        list_groups list_shares list_quotas list_webhooks
     """,
     SUBMITTER: """
         show_submit do_submit do_check do_read_job do_clone_campaign
         create_campaign plan_campaign import_campaigns clone_campaign
-        create_webhook update_webhook delete_webhook test_webhook
-        do_add_webhook do_change_webhook
+        create_webhook delete_webhook test_webhook
     """,
     OWN_CAMPAIGN: """
         show_delete_campaign do_delete_campaign do_change_campaign

@@ -21,6 +21,8 @@ from layout_tuner.api.schemas.access import (
     TokenCreated,
     TokenPage,
     TokenRead,
+    WebhookCreate,
+    WebhookPage,
     WhoAmI,
 )
 from layout_tuner.api.schemas.allocations import (
@@ -37,7 +39,6 @@ from layout_tuner.api.schemas.model_and_cluster_documents import (
     ModelRead,
 )
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
-from layout_tuner.api.schemas.webhooks import WebhookChange, WebhookPage
 from layout_tuner.client.calls import PAGE, Calls, segment
 from layout_tuner.results_db.actor import QuotaKind, QuotaPeriod
 from layout_tuner.results_db.service_records import (
@@ -49,7 +50,6 @@ from layout_tuner.results_db.service_records import (
     QuotaRead,
     UsageChoice,
     UsageRead,
-    WebhookMessageRead,
     WebhookRead,
 )
 
@@ -264,18 +264,13 @@ class AccessCalls(Calls):
         """The owner's webhooks; for an administrator those of all."""
         return self._get("/webhooks", WebhookPage)
 
-    def add_webhook(self, webhook: WebhookChange) -> WebhookRead:
+    def add_webhook(self, webhook: WebhookCreate) -> WebhookRead:
         """Makes a webhook; only this answer contains its secret."""
         return self._post("/webhooks", WebhookRead, webhook.model_dump())
 
-    def update_webhook(self, webhook_id: int, changes: WebhookChange) -> WebhookRead:
-        """Changes what is set in `changes`; turns a webhook on or off, or renews its secret."""
-        sent = changes.model_dump(exclude_unset=True)
-        return self._patch(f"/webhooks/{webhook_id}", WebhookRead, sent)
-
-    def test_webhook(self, webhook_id: int) -> WebhookMessageRead:
-        """Sends a test message."""
-        return self._post(f"/webhooks/{webhook_id}/test", WebhookMessageRead)
+    def test_webhook(self, webhook_id: int) -> WebhookRead:
+        """Turns a webhook on, and sends it a test message."""
+        return self._post(f"/webhooks/{webhook_id}/test", WebhookRead)
 
     def remove_webhook(self, webhook_id: int) -> None:
         """Deletes a webhook."""

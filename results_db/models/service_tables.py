@@ -458,7 +458,7 @@ class EventCounter(Base):
 
 
 class WebhookRow(Base):
-    """An address to which an owner has messages sent, with the secrets that sign them."""
+    """An address to which an owner has messages sent, with the secret that signs them."""
 
     __tablename__ = "webhooks"
 
@@ -467,14 +467,13 @@ class WebhookRow(Base):
     address: Mapped[str] = mapped_column(Text)
     format: Mapped[str] = mapped_column(String(12))
     events: Mapped[list[str]] = mapped_column(JSON)
-    campaigns: Mapped[str] = mapped_column(String(64))
     link: Mapped[str] = mapped_column(Text)
     """The service's address for links, of the request that made the webhook."""
-    secret: Mapped[str] = mapped_column(String(64))
-    former_secret: Mapped[str] = mapped_column(String(64))
-    """Empty: none; messages are signed with it too, until `former_until`."""
-    former_until: Mapped[datetime]
-    off_because: Mapped[str] = mapped_column(Text)
+    signing_secret: Mapped[str] = mapped_column(String(64))
+    off_because: Mapped[str] = mapped_column(Text, default="")
+    tried_at: Mapped[datetime | None]
+    problem: Mapped[str] = mapped_column(Text, default="")
+    num_given_up: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
 
 
@@ -485,19 +484,19 @@ class MessageRow(Base):
     __table_args__ = (
         CheckConstraint(one_of("state", ("waiting", "delivered", "given up")), name="state"),
         UniqueConstraint("webhook_id", "message_id"),
-        Index(None, "state", "webhook_id", "campaign_id", "id"),
+        Index(None, "webhook_id", "state", "id"),
+        Index(None, "webhook_id", "campaign_id", "state", "id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     webhook_id: Mapped[int] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
     message_id: Mapped[str] = mapped_column(String(40))
     campaign_id: Mapped[int]
-    """Messages with the same are sent in order; 0: of no campaign. No foreign key: the end of a
-    campaign is reported also after its deletion."""
+    """Messages with the same are sent in order; 0: of no campaign; below 0: a test. No foreign
+    key: the end of a campaign is reported also after its deletion."""
     kind: Mapped[str] = mapped_column(String(40))
     at: Mapped[datetime] = mapped_column(index=True)
     data: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(String(12), default="waiting")
     attempts: Mapped[int] = mapped_column(default=0)
     next_at: Mapped[datetime]
-    problem: Mapped[str] = mapped_column(Text, default="")

@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 
 from benchmarks.bench_owners import SHARED
 from benchmarks.bench_shares import ENDLESS
-from layout_tuner.api.schemas.access import QuotaPut, TokenCreate
-from layout_tuner.api.schemas.webhooks import WebhookChange
+from layout_tuner.api.schemas.access import QuotaPut, TokenCreate, WebhookCreate
 from layout_tuner.client.clients import Client
 from layout_tuner.client.errors import ServiceError
 from tests.api.process.receiver import Receiver
@@ -164,11 +163,7 @@ class People:
 
     def _add_webhook(self, both: BothServices, owner: int) -> None:
         if not both.ask(lambda to: to.webhooks()).webhooks:
-            hook = WebhookChange(
-                address=self._receiver.url,
-                events=["campaign.ended"],
-                campaigns=f"{name_of(owner)}-*",
-            )
+            hook = WebhookCreate(address=self._receiver.url, events=["campaign.ended"])
             both.ask(lambda to: to.add_webhook(hook))
 
     def _token(self, owner: int) -> str:

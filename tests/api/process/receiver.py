@@ -17,6 +17,8 @@ class Receiver:
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.accepted: list[tuple[dict[str, str], bytes]] = []
         self.answers: list[int] = []
+        self.headers: dict[str, str] = {}
+        """Of its answers, with which it may ask for a pause."""
         self.never_ends = False
         self.held = threading.Event()
         """While it is cleared, requests wait."""
@@ -52,12 +54,15 @@ class Receiver:
                 receiver.requests.append(asked)
                 receiver.held.wait(60)
                 status = receiver.answers.pop(0) if receiver.answers else 200
+                # Before it answers: a sender may look as soon as it has the answer.
+                if status == 200:
+                    receiver.accepted.append(asked)
                 self.send_response(status)
+                for name, value in receiver.headers.items():
+                    self.send_header(name, value)
                 if 300 <= status < 400:
                     self.send_header("Location", receiver.url)
                 self.end_headers()
-                if status == 200:
-                    receiver.accepted.append(asked)
                 while receiver.never_ends:
                     try:
                         self.wfile.write(b"x" * 4096)

@@ -34,8 +34,7 @@ CLUSTER = {"preset": "frontier", "num_nodes": 2}
 NODE = {"cluster": "local-cpu", "node": "n1"}
 CHANGE, AGAIN = {"notes": "look", "trials": "9"}, {"name": "again"}
 TOKEN_OF_CI = {"name": "ci", "role": "viewer"}
-WEBHOOK = {"address": "https://hooks.test/x"}
-FORM = {**WEBHOOK, "format": "slack", "events": ["campaign.ended"]}
+WEBHOOK = {"address": "https://hooks.test/x", "events": ["campaign.ended"]}
 SUBMITTED = {"do": "submit", "view": "yaml", "yaml": json.dumps(CAMPAIGN)}
 
 EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
@@ -67,11 +66,8 @@ EXAMPLES: dict[str, tuple[str, str, str, Any]] = {
     "put_quota": ("quota.put", "quota", "PUT /v1/quotas/{}", {"node_hours": 2.0}),
     "delete_quota": ("quota.remove", "quota", "DELETE /v1/quotas/{}", None),
     "sign_out_owner": ("owner.sign_out", "token", "POST /v1/owners/ci/sign-out", None),
-    "create_webhook": ("webhook.put", "hosts", "POST /v1/webhooks", WEBHOOK),
-    "update_webhook": ("webhook.put", "webhook", "PATCH /v1/webhooks/{}", {"on": False}),
+    "create_webhook": ("webhook.add", "hosts", "POST /v1/webhooks", WEBHOOK),
     "delete_webhook": ("webhook.delete", "webhook", "DELETE /v1/webhooks/{}", None),
-    "do_add_webhook": ("webhook.put", "hosts", "POST /webhooks", FORM),
-    "do_change_webhook": ("webhook.put", "webhook", "POST /webhooks/{}/off", None),
     "create_sign_in_code": ("sign_in.code", "", "POST /v1/sign-in-codes", None),
     "do_pause_campaign": ("campaign.pause", "running", "POST /campaigns/{}/pause", None),
     "do_resume_campaign": ("campaign.resume", "paused", "POST /campaigns/{}/resume", None),

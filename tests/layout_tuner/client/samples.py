@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
-from layout_tuner.api.schemas.access import QuotaPut, TokenCreate
+from layout_tuner.api.schemas.access import QuotaPut, TokenCreate, WebhookCreate
 from layout_tuner.api.schemas.plans import PlanRead
-from layout_tuner.api.schemas.webhooks import WebhookChange
 from layout_tuner.client.clients import Client
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
@@ -62,7 +61,7 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     TrainingJob: lambda: TrainingJob(tokens=10**9, num_nodes=2),
     TokenCreate: lambda: TokenCreate(name="some", role="viewer"),
     QuotaPut: lambda: QuotaPut(node_hours=0.5),
-    WebhookChange: lambda: WebhookChange(on=False),
+    WebhookCreate: lambda: WebhookCreate(address="https://hooks.test/x", events=["campaign.ended"]),
     datetime: lambda: datetime(2026, 1, 2, tzinfo=UTC),
 }
 """A value of each type that a method takes."""
