@@ -67,6 +67,10 @@ class TokenRow(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    source: Mapped[str | None] = mapped_column(String(255))
+    """The issuer or proxy's header whose sessions stand for the token; nobody knows it."""
+    id_token: Mapped[str | None] = mapped_column(Text)
+    """Of the last sign-in with the issuer; it names the session to the provider at sign-out."""
     # The rest is of a sign-in by `login --device`, whose token is replaced before it expires.
     device_key: Mapped[str | None] = mapped_column(String(64))
     """The hash of the part of its secret that stays."""
@@ -89,10 +93,15 @@ class OwnerRow(Base):
     """Somebody to whom campaigns belong; a token or a sign-in acts for an owner."""
 
     __tablename__ = "owners"
-    __table_args__ = (CheckConstraint(is_over_zero("weight"), name="weight"),)
+    __table_args__ = (
+        CheckConstraint(is_over_zero("weight"), name="weight"),
+        Index("uq_owners_subject", "subject", unique=True),
+    )
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    subject: Mapped[str | None] = mapped_column(Text)
+    """Whom a provider signs in as this owner: the issuer, a #, and its `sub`; None: nobody."""
     created_at: Mapped[datetime]
     created_by: Mapped[str] = mapped_column(String(64))
 
@@ -220,14 +229,9 @@ class BrowserSignIn(Base):
     kind: Mapped[str] = mapped_column(String(8))
     token_hash: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the token that it stands for. Without a foreign key: tokens of the data directory
-    are not in the database. Without a token, `hash_of_owner` of the owner."""
+    are not in the database."""
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
-    owner: Mapped[str | None] = mapped_column(String(64))
-    """Whom a provider or a proxy signed in; this and the next columns are null with a token."""
-    role: Mapped[str | None] = mapped_column(String(16))
-    source: Mapped[str | None] = mapped_column(String(255))
-    id_token: Mapped[str | None] = mapped_column(Text)
 
 
 class AuditRow(Base):

@@ -40,7 +40,12 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
     owners = {
         each["name"]: each for each in json.loads(run("owner", "list", "--json").stdout)["owners"]
     }
-    assert owners["bob"] == {"name": "bob", "weight": 2.5, "groups": ["site"]}
+    assert owners["bob"] == {
+        "name": "bob",
+        "weight": 2.5,
+        "subject": None,
+        "groups": ["site"],
+    }
     assert row_of(run("owner", "list"), "ann") == ["1", "lab"]
     groups = json.loads(run("group", "list", "--json").stdout)["groups"]
     assert [each["members"] for each in groups] == [["ann"], ["bob"]]
