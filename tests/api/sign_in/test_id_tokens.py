@@ -178,6 +178,26 @@ def signing_in(small: SmallProvider, times: int = 1, **options: Any) -> list[Adm
     return asyncio.run(sign_in())
 
 
+@pytest.mark.parametrize(
+    ("cookie", "change"),
+    [("d" * 43, ""), (None, ""), ("", ""), ("c" * 43, "x"), ("c" * 43, "é")],
+)
+def test_a_state_of_another_browser_or_target_is_refused(
+    small: SmallProvider, cookie: str | None, change: str
+) -> None:
+    async def finish() -> None:
+        provider, back = Provider(small.options(), lambda: datetime.now(UTC)), "http://127.0.0.1/"
+        given = small.come_back(await provider.begin("c" * 43, "/submit", back))
+        try:
+            await provider.finish(cookie, {**given, "state": given["state"] + change}, back)
+        finally:
+            await provider.close()
+
+    with pytest.raises(SignInRefusedError, match="not begun in this browser"):
+        asyncio.run(finish())
+    assert "/token" not in small.asked
+
+
 def test_claims_that_the_id_token_lacks_are_asked_for(small: SmallProvider) -> None:
     (ana,) = signing_in(small)
     assert (ana.owner, ana.subject, ana.groups) == ("ana", "1", None)
