@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Form, Query, Request
@@ -116,7 +117,7 @@ async def show_device(
     credential: CredentialDep,
     store: StoreDep,
     code: Annotated[str, Query(max_length=80)] = "",
-    decision: Annotated[str, Form(max_length=8)] = "",
+    decision: Annotated[Literal["", "allow", "deny"], Form()] = "",
 ) -> Response:
     """Shows the command line that waits with a code, and lets a session allow or deny it."""
     limit, address = _authentication(request).guess_limit, address_of(request.scope)
@@ -126,16 +127,15 @@ async def show_device(
     if code:
         begin_guess(limit, address)
         asked = await run_in_threadpool(store.access.device_asked, code)
+        refusal = "no command waits with this code: it is wrong, has expired, or was decided"
     if asked:
         limit.was_no_guess(address)
-    elif code:
-        refusal = "no command waits with this code: it is wrong, has expired, or was decided"
-    if asked and (credential.session_secret is None or holder.ends_at):
-        refusal = "a command line cannot allow another: sign in with a token, or with a code of one"
-    elif asked and decision in ("allow", "deny"):
         by = credential.token_hash if decision == "allow" else None
-        if not await run_in_threadpool(store.access.decide_device, code, by, ends_at):
-            refusal = "the code was decided meanwhile"
+        decide = partial(store.access.decide_device, code, by, ends_at)
+        if credential.session_secret is None or holder.ends_at:
+            refusal = "a command line cannot allow another: sign in with a token, or a code of one"
+        elif not decision or await run_in_threadpool(decide):
+            refusal = ""  # otherwise it was decided meanwhile
     said: dict[str, Any] = {"asked": asked, "code": code, "decision": decision, "refusal": refusal}
     return render(request, "device.html", ends_at=ends_at, **said)
 

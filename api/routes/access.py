@@ -103,8 +103,7 @@ async def create_device_token(
     if (holder := await state.book.find(hash_of_token(token.encode()))) is None:
         raise DeviceSignInRefusedError("invalid_grant")  # the token that allowed it has ended
     lives_s = (holder.expires_at - own.now()).total_seconds()
-    groups = await run_in_threadpool(own.owners.groups_of, holder.owner)
-    who = WhoAmI.of(holder, groups=groups, expires_at=holder.ends_at)
+    who = await run_in_threadpool(read_whoami, holder, own)
     return DeviceToken.of(who, token=token, secret=new, lives_s=lives_s)
 
 

@@ -148,7 +148,7 @@ class Authentication:
     ) -> Credential | Response:
         token_hash = await self.sessions.find(hash_of_token(secret.encode()))
         holder = None if token_hash is None else await self.book.find(token_hash)
-        if holder is not None and holder.is_of_proxy:
+        if holder is not None and holder.source and "://" not in holder.source:  # a header
             named = proxied_owner(scope)
             holder = holder if named is not None and named.owner == holder.owner else None
         if token_hash is None or holder is None:

@@ -52,11 +52,6 @@ class Holder:
     """The issuer, or the header of a proxy, that names the owner; None: the token does."""
 
     @property
-    def is_of_proxy(self) -> bool:
-        """Whether it counts only while the proxy names the owner."""
-        return self.source is not None and "://" not in self.source
-
-    @property
     def is_admin(self) -> bool:
         return self.role == "admin"
 

@@ -131,13 +131,13 @@ class SignIns(StoreSection):
                 hashed = hash_of_token(unknown)
                 token = TokenRow(name=name, owner=owner, secret_hash=hashed, **made)
                 session.add(token)
-            token.role, token.id_token, token.expires_at = role, id_token, now + SESSION_LIFE
+            token.role, token.expires_at = role, now + SESSION_LIFE
             session.flush()
             actor = record_of(
                 Actor, token, name=owner, token_id=token.id, address=self._actor.address
             )
             own = self.bound_to(self._db, actor)
-            secret = own._begin_session(session, token.secret_hash, now, by=by)
+            secret = own._begin_session(session, token.secret_hash, now, by=by, id_token=id_token)
             details = {
                 "source": subject or source,
                 "role": role,
@@ -192,11 +192,10 @@ class SignIns(StoreSection):
                 row.expires_at = min(now + SESSION_IDLE_LIFE, row.created_at + SESSION_LIFE)
 
     def end_session(self, secret_hash: str) -> str | None:
-        """Ends a session; returns the ID token of its owner. Ending it again changes nothing."""
-        of_token = BrowserSignIn.token_hash == TokenRow.secret_hash
-        query = select(TokenRow.id_token).join(BrowserSignIn, of_token)
+        """Ends a session; returns its ID token. Ending it again changes nothing."""
+        query = select(BrowserSignIn.id_token).where(BrowserSignIn.secret_hash == secret_hash)
         with self._db.write() as session:
-            id_token = session.scalar(query.where(BrowserSignIn.secret_hash == secret_hash))
+            id_token = session.scalar(query)
             if rows_deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
             return id_token
@@ -211,8 +210,16 @@ class SignIns(StoreSection):
             )
             return rows_deleted(session, expired)
 
-    def _begin_session(self, session: Session, token_hash: str, now: datetime, *, by: str) -> str:
-        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE)
+    def _begin_session(
+        self,
+        session: Session,
+        token_hash: str,
+        now: datetime,
+        *,
+        by: str,
+        id_token: str | None = None,
+    ) -> str:
+        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE, id_token)
         self._audit(session, "session.begin", "session", self._actor.name, by=by)
         return secret
 
@@ -224,7 +231,12 @@ def end_sign_ins(session: Session, owner: str, now: datetime) -> None:
 
 
 def _add(
-    session: Session, kind: _Kind, token_hash: str, now: datetime, expires_at: datetime
+    session: Session,
+    kind: _Kind,
+    token_hash: str,
+    now: datetime,
+    expires_at: datetime,
+    id_token: str | None = None,
 ) -> str:
     secret = secrets.token_urlsafe(32)  # 256 random bits
     surplus = (
@@ -241,6 +253,7 @@ def _add(
         token_hash=token_hash,
         created_at=now,
         expires_at=expires_at,
+        id_token=id_token,
     )
     session.add(row)
     session.flush()

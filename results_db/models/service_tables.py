@@ -69,8 +69,6 @@ class TokenRow(Base):
     last_used_at: Mapped[datetime | None]
     source: Mapped[str | None] = mapped_column(String(255))
     """The issuer or proxy's header whose sessions stand for the token; nobody knows it."""
-    id_token: Mapped[str | None] = mapped_column(Text)
-    """Of the last sign-in with the issuer; it names the session to the provider at sign-out."""
     # The rest is of a sign-in by `login --device`, whose token is replaced before it expires.
     device_key: Mapped[str | None] = mapped_column(String(64))
     """The hash of the part of its secret that stays."""
@@ -232,6 +230,8 @@ class BrowserSignIn(Base):
     are not in the database."""
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
+    id_token: Mapped[str | None] = mapped_column(Text)
+    """Names the session to the provider at sign-out; None: no provider began it."""
 
 
 class AuditRow(Base):

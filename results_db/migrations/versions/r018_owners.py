@@ -1,4 +1,4 @@
-"""Owners, groups, who sees a campaign, quotas, and the use that fair shares count.
+"""Owners, groups, sign-ins, who sees a campaign, quotas, and the use that fair shares count.
 
 Revision: r018, after r017. A database that r007 has just created has the tables already: it creates
 those of the models. Earlier tokens become owners of their own, and earlier campaigns are seen by
@@ -13,6 +13,7 @@ from alembic import op
 
 from layout_tuner.results_db.migrations.checks import refuse_rows, set_checks
 from layout_tuner.results_db.models.all_tables import METADATA
+from layout_tuner.results_db.models.service_tables import TokenRow
 from layout_tuner.results_db.models.table_base import one_of
 from layout_tuner.results_db.records import VISIBILITIES
 
@@ -21,6 +22,9 @@ down_revision = "r017"
 branch_labels = None
 depends_on = None
 
+_UNIQUE = ("device_key", "user_code")
+_OF_DEVICES = (*_UNIQUE, "device_part", "part_before", "allowed_by", "asked_from", "asked_at")
+_OF_SIGN_INS = ("source", *_OF_DEVICES, "ends_at")
 _TABLES = ("owners", "owner_groups", "group_members", "quotas", "recent_use", "past_use")
 _CHECKS = {
     "ck_campaigns_visibility": one_of("visibility", VISIBILITIES),
@@ -32,12 +36,16 @@ _BY_NAME = "CONSTRAINT uq_campaigns_name UNIQUE (name)"
 
 def _new_columns() -> dict[str, tuple[sa.Column[Any], ...]]:
     return {
-        "tokens": (sa.Column("owner", sa.String(64), nullable=False, server_default=""),),
+        "tokens": (
+            sa.Column("owner", sa.String(64), nullable=False, server_default=""),
+            *(sa.Column(name, TokenRow.__table__.c[name].type) for name in _OF_SIGN_INS),
+        ),
         "campaigns": (
             sa.Column("visibility", sa.String(8), nullable=False, server_default="everyone"),
             sa.Column("group_name", sa.String(64)),
             sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
         ),
+        "browser_sign_ins": (sa.Column("id_token", sa.Text),),
         "events": (
             sa.Column("owner", sa.String(64)),
             sa.Column("visibility", sa.String(8)),
@@ -79,12 +87,19 @@ def upgrade() -> None:
         postgresql_where=sa.text("visibility = 'everyone'"),
     )
     op.create_index("ix_campaigns_name", "campaigns", ["name"])
+    for name in _UNIQUE:
+        op.create_index(f"uq_tokens_{name}", "tokens", [name], unique=True)
 
 
 def downgrade() -> None:
     if "visibility" not in _columns("campaigns"):
         return
     refuse_rows("campaigns", "visibility", "visibility <> 'everyone'")
+    # Sign-ins end, also those of command lines.
+    of_sign_ins = TokenRow.device_key.is_not(None) | TokenRow.source.is_not(None)
+    op.execute(sa.update(TokenRow).where(of_sign_ins).values(revoked_at=TokenRow.created_at))
+    for name in _UNIQUE:
+        op.drop_index(f"uq_tokens_{name}", "tokens")
     op.drop_index("uq_campaigns_name_everyone", "campaigns")
     op.drop_index("ix_campaigns_name", "campaigns")
     set_checks("campaigns", dict.fromkeys(_CHECKS))
