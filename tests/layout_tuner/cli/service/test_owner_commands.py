@@ -62,6 +62,16 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
     assert "there is no group 'site'" in refused_line(run("group", "delete", "site"))
 
 
+def test_an_owner_gets_a_subject_and_is_signed_out(run: Command) -> None:
+    subject = "https://sso.example.org#248289761001"
+    for given, kept in ((subject, subject), ("", None)):
+        said = run("owner", "set", "kim", "--subject", given, "--json")
+        assert json.loads(ends(said, 0).stdout)["subject"] == kept
+    ends(run("owner", "set", "kim", "--subject", "kim"), 1, "is not the issuer's address, a #")
+    ends(run("owner", "sign-out", "kim"), 0, "0 sessions ended")
+    ends(run("owner", "sign-out", "nobody"), 1, "there is no owner 'nobody'")
+
+
 def test_nobody_joins_where_one_name_is_wrong(run: Command) -> None:
     run("owner", "set", "cid", "--weight", "1")
     run("group", "create", "odd")
