@@ -58,7 +58,6 @@ from layout_tuner.api.security.holders import SessionBook, TokenBook, local_hold
 from layout_tuner.api.security.owner_sign_in import OwnerSignIn
 from layout_tuner.api.security.roles import OwnersOfThings, refuse_undeclared
 from layout_tuner.api.security.session_cookie import SessionCookie
-from layout_tuner.api.security.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
 from layout_tuner.version import version
@@ -84,9 +83,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def create_app(
-    settings: Settings, store: Store, sign_in: SignInOptions = NO_SIGN_IN_OPTIONS
-) -> FastAPI:
+def create_app(settings: Settings, store: Store) -> FastAPI:
     local = local_holders(settings.token, settings.worker_token)
     book = TokenBook(store, local)
     sessions = SessionBook(store)
@@ -117,7 +114,8 @@ def create_app(
             is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
         ),
     )
-    app.state.owner_sign_in = OwnerSignIn(sign_in, store, app.state.authentication.cookie)
+    cookie = app.state.authentication.cookie
+    app.state.owner_sign_in = OwnerSignIn(settings.sign_in, store, cookie)
     app.state.owners = OwnersOfThings(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))

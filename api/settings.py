@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
+from layout_tuner.api.http.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 from layout_tuner.results_db.records import Visibility
 from layout_tuner.results_db.retention import Retention
 
@@ -28,7 +29,7 @@ class Settings:
     device_days: float = 30.0
     """Days for which such a command line stays signed in."""
     device_poll_s: float = 5.0
-    """Least seconds between two questions of one that waits to be allowed."""
+    """Seconds between two questions of one that waits to be allowed."""
     local_hosts_only: bool = False
     """Whether the service listens on loopback. A request for another host name is then refused: it
     comes from a browser under DNS rebinding."""
@@ -67,6 +68,7 @@ class Settings:
     """The origins to which webhooks may go; none: nothing is sent."""
     webhook_pace_s: float = 1.0
     """Seconds between looks for messages; a first retry waits for five times as long."""
+    sign_in: SignInOptions = NO_SIGN_IN_OPTIONS
     data_dir: Path | None = None
     """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)

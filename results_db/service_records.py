@@ -50,6 +50,8 @@ class OwnerRead:
     name: str
     weight: float
     """In fair shares: twice the weight gets twice the node-hours while others wait too."""
+    subject: str | None
+    """Whom a provider signs in as this owner: issuer, # and `sub`; null: nobody."""
     groups: tuple[str, ...]
     """By name."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Form, Query, Request
@@ -26,7 +27,7 @@ from layout_tuner.api.security.authentication import (
     gone_on_from_here,
     local_target,
 )
-from layout_tuner.api.security.owner_header import proxied_owner
+from layout_tuner.api.security.owner_header import ProxiedOwner, proxied_owner
 from layout_tuner.api.security.owner_sign_in import OwnerSignIn
 from layout_tuner.documents.json_and_yaml import JSON_TYPE, media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
@@ -41,8 +42,8 @@ async def show_sign_in(request: Request) -> Response:
     given = request.query_params.get("next")
     if given is not None and await _authentication(request).session_holder(request.scope):
         return _gone_on(request, local_target(given))
-    if given is not None and proxied_owner(request.scope):
-        return await _begun(request, await _sign_in(request).by_header(request), given)
+    if given is not None and (named := proxied_owner(request.scope)):
+        return await _begun(request, given, named)
     return _page(request, local_target(given or "/"))
 
 
@@ -50,29 +51,32 @@ async def show_sign_in(request: Request) -> Response:
 async def begin_owner_sign_in(request: Request) -> Response:
     """Sends the browser to the provider, with a cookie for the way back."""
     target = local_target(request.query_params.get("next", "/"))
-    begun = await _sign_in(request).begin(request, target)
-    return (
-        begun if isinstance(begun, Response) else _refused(request, begun, target, is_script=False)
-    )
+    try:
+        return await _sign_in(request).begin(request, target)
+    except SignInRefusedError as error:
+        return _refused(request, error, target)
 
 
 @router.get("/sign-in/from-provider")
 async def finish_owner_sign_in(request: Request) -> Response:
     """Begins a session for the owner whom the provider names."""
-    target, session = await _sign_in(request).finish(request)
-    return await _begun(request, session, target)
+    # The state ends with the path that was asked for.
+    return await _begun(request, request.query_params.get("state", "").partition(".")[2])
 
 
-async def _begun(request: Request, session: str | SignInRefusedError, target: str) -> Response:
-    """The answer with a new session's secret, or with why there is none."""
-    if isinstance(session, SignInRefusedError):
-        answer = _refused(request, session, local_target(target), is_script=False)
+async def _begun(request: Request, given: str, named: ProxiedOwner | None = None) -> Response:
+    """The answer with a new session, or with why there is none."""
+    sign_in, target = _sign_in(request), local_target(given)
+    try:
+        session = await sign_in.session(request, named)
+    except SignInRefusedError as error:
+        answer = _refused(request, error, target)
     else:
         await _end_session(request, request.app.state.store)
         # Another site sent the browser here: only requests of this page have the Strict cookie.
-        answer = gone_on_from_here(request.scope.get("root_path", "") + local_target(target))
+        answer = gone_on_from_here(request.scope.get("root_path", "") + target)
         _authentication(request).cookie.put(request.scope, answer, session)
-    _sign_in(request).begun.remove(request.scope, answer)
+    sign_in.begun.remove(request.scope, answer)
     return answer
 
 
@@ -113,7 +117,7 @@ async def show_device(
     credential: CredentialDep,
     store: StoreDep,
     code: Annotated[str, Query(max_length=80)] = "",
-    decision: Annotated[str, Form(max_length=8)] = "",
+    decision: Annotated[Literal["", "allow", "deny"], Form()] = "",
 ) -> Response:
     """Shows the command line that waits with a code, and lets a session allow or deny it."""
     limit, address = _authentication(request).guess_limit, address_of(request.scope)
@@ -123,16 +127,15 @@ async def show_device(
     if code:
         begin_guess(limit, address)
         asked = await run_in_threadpool(store.access.device_asked, code)
+        refusal = "no command waits with this code: it is wrong, has expired, or was decided"
     if asked:
         limit.was_no_guess(address)
-    elif code:
-        refusal = "no command waits with this code: it is wrong, has expired, or was decided"
-    if asked and (credential.session_secret is None or holder.ends_at):
-        refusal = "a command line cannot allow another: sign in with a token, or with a code of one"
-    elif asked and decision in ("allow", "deny"):
         by = credential.token_hash if decision == "allow" else None
-        if not await run_in_threadpool(store.access.decide_device, code, by, ends_at):
-            refusal = "the code was decided meanwhile"
+        decide = partial(store.access.decide_device, code, by, ends_at)
+        if credential.session_secret is None or holder.ends_at:
+            refusal = "a command line cannot allow another: sign in with a token, or a code of one"
+        elif not decision or await run_in_threadpool(decide):
+            refusal = ""  # otherwise it was decided meanwhile
     said: dict[str, Any] = {"asked": asked, "code": code, "decision": decision, "refusal": refusal}
     return render(request, "device.html", ends_at=ends_at, **said)
 
@@ -194,7 +197,7 @@ def _page(
 
 
 def _refused(
-    request: Request, error: SignInRefusedError, target: str, *, is_script: bool
+    request: Request, error: SignInRefusedError, target: str, *, is_script: bool = False
 ) -> Response:
     status = STATUS_OF[type(error)]
     if is_script:

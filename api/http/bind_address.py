@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from layout_tuner.api.errors import ServiceStartError
+from layout_tuner.api.http.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 
 BACKLOG: Final = 1024
 LOCAL_PROXIES: Final = ("127.0.0.1", "::1")
@@ -34,6 +35,7 @@ class Endpoint:
     """Addresses or networks of proxies whose X-Forwarded-For is trusted."""
     url_prefix: str = "/"
     """The path below which the proxy shows the service; / and an empty one: at the root."""
+    sign_in: SignInOptions = NO_SIGN_IN_OPTIONS
 
     @property
     def arguments(self) -> list[str]:
@@ -45,6 +47,7 @@ class Endpoint:
             *(("--behind-proxy",) if self.is_behind_proxy else ()),
             *(word for proxy in self.proxies for word in ("--proxy", proxy)),
             *(("--url-prefix", self.url_prefix) if self.url_prefix.strip("/") else ()),
+            *self.sign_in.arguments,
         ]
 
     def url(self, port: int) -> str:

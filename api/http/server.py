@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from threading import Event
 from typing import Any, Final
@@ -47,12 +47,8 @@ class LimitedServer(uvicorn.Server):
         stopping: Event,
         *,
         tls: ssl.SSLContext | None = None,
-        proxies: Sequence[str] = (),
     ) -> None:
-        """The limits are for clients that have not sent a token yet.
-
-        Only the proxies may state a client's address: wrong sign-in codes are counted by address.
-        """
+        """The limits are for clients that have not sent a token yet."""
         self._stopping = stopping
         config = uvicorn.Config(
             app,
@@ -61,8 +57,7 @@ class LimitedServer(uvicorn.Server):
             server_header=False,
             http=LimitedProtocol,
             ws="none",
-            proxy_headers=bool(proxies),
-            forwarded_allow_ips=list(proxies),
+            proxy_headers=False,  # `OwnerHeader` reads them
             timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
             ssl_context_factory=None if tls is None else lambda _config, _make: tls,
         )

@@ -102,19 +102,17 @@ async def create_device_token(
 ) -> DeviceToken:
     """Exchange the secret of a device code, or of a short token, for a token and another secret.
 
-    400 with a word of RFC 8628 as its type: authorization_pending, slow_down, access_denied or
-    expired_token; or invalid_grant: a secret that was used before ends the sign-in.
+    400 with a word of RFC 8628 as its type: authorization_pending, access_denied or expired_token;
+    or invalid_grant: a secret that was used before ends the sign-in.
     """
     state = request.app.state
     own = state.store.by(replace(SYSTEM, address=address_of(request.scope)[:64]))
-    times = (state.settings.short_token_s, state.settings.device_poll_s)
-    exchange, spans = own.access.exchange_device_secret, (timedelta(seconds=each) for each in times)
-    token, new = await run_in_threadpool(exchange, secret, *spans)
+    life = timedelta(seconds=state.settings.short_token_s)
+    token, new = await run_in_threadpool(own.access.exchange_device_secret, secret, life)
     if (holder := await state.book.find(hash_of_token(token.encode()))) is None:
         raise DeviceSignInRefusedError("invalid_grant")  # the token that allowed it has ended
     lives_s = (holder.expires_at - own.now()).total_seconds()
-    groups = await run_in_threadpool(own.owners.groups_of, holder.owner)
-    who = WhoAmI.of(holder, groups=groups, expires_at=holder.ends_at)
+    who = await run_in_threadpool(read_whoami, holder, own)
     return DeviceToken.of(who, token=token, secret=new, lives_s=lives_s)
 
 
@@ -169,8 +167,11 @@ def list_owners(store: StoreDep) -> OwnerPage:
 
 @router.put("/owners/{name}")
 def put_owner(name: str, body: OwnerPut, store: StoreDep) -> OwnerRead:
-    """Set the weight of an owner, who is added if new."""
-    return store.owners.put_owner(name, weight=body.weight)
+    """Set the weight and the subject of an owner, who is added if new.
+
+    Sign-ins of the subject before end.
+    """
+    return store.owners.put_owner(name, **body.model_dump())
 
 
 @router.get("/groups")

@@ -122,8 +122,10 @@ class DeviceToken(WhoAmI):
 class OwnerPut(Request):
     """What an owner gets."""
 
-    weight: float
-    """In fair shares, from 0.001 to 1000; that of a new owner is usually 1."""
+    weight: float | None = None
+    """In fair shares, from 0.001 to 1000; null: it stays, and is 1 for a new owner."""
+    subject: str | None = None
+    """Whom a provider signs in as this owner: issuer, # and `sub`; empty: none; null: it stays."""
 
 
 class OwnerPage(Document):

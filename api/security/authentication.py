@@ -30,7 +30,7 @@ from layout_tuner.api.http.browser_guard import browser_host, why_foreign
 from layout_tuner.api.http.error_responses import problem_response
 from layout_tuner.api.http.rate_limit import GuessLimit
 from layout_tuner.api.http.url_prefix import route_path
-from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook, holder_of_owner
+from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
 from layout_tuner.api.security.owner_header import proxied_owner
 from layout_tuner.api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
 from layout_tuner.documents.json_and_yaml import media_type_of
@@ -71,8 +71,6 @@ class Credential:
     """The secret of the browser's session; None: the request has a token."""
     is_proven: bool = True
     """Whether the request needs no form token, or has had a right one in its header."""
-    has_token: bool = True
-    """Whether the token is checked again, or there is none: the session stands for an owner."""
 
     @property
     def session_hash(self) -> str | None:
@@ -128,11 +126,10 @@ class Authentication:
 
         The database is asked once for all tokens and once for all sessions.
         """
-        tokens = await self.book.valid_ones({e.token_hash for e in credentials if e.has_token})
+        tokens = await self.book.valid_ones({each.token_hash for each in credentials})
         hashes = {each.session_hash for each in credentials if each.session_hash}
         sessions = {None, *await self.sessions.valid_ones(hashes)}
-        valid = {e for e in credentials if e.token_hash in tokens or not e.has_token}
-        return {e for e in valid if e.session_hash in sessions}
+        return {e for e in credentials if e.token_hash in tokens and e.session_hash in sessions}
 
     async def _of_token(self, authorization: str) -> Credential | Response:
         scheme, _, given = authorization.encode("latin-1").partition(b" ")
@@ -149,26 +146,18 @@ class Authentication:
     async def _of_session(
         self, scope: Scope, headers: Headers, secret: str, *, is_proven: bool
     ) -> Credential | Response:
-        session = await self.sessions.find(hash_of_token(secret.encode()))
-        holder = None
-        if session is not None and session.owner is None:
-            holder = await self.book.find(session.token_hash)
-        elif session is not None:
-            # A session by the proxy's header counts while the proxy names the same owner.
+        token_hash = await self.sessions.find(hash_of_token(secret.encode()))
+        holder = None if token_hash is None else await self.book.find(token_hash)
+        if holder is not None and holder.source and "://" not in holder.source:  # a header
             named = proxied_owner(scope)
-            is_as_named = session.id_token if named is None else session.owner == named.owner
-            holder = holder_of_owner(session) if is_as_named else None
-        if session is None or holder is None:
+            holder = holder if named is not None and named.owner == holder.owner else None
+        if token_hash is None or holder is None:
             why = "the session has ended, or its token has expired or was revoked"
             refusal = self._unauthenticated(scope, headers, why, has_ended=True)
             self.cookie.remove(scope, refusal)
             return refusal
         return Credential(
-            holder=holder,
-            token_hash=session.token_hash,
-            session_secret=secret,
-            is_proven=is_proven,
-            has_token=session.owner is None,
+            holder=holder, token_hash=token_hash, session_secret=secret, is_proven=is_proven
         )
 
     def _why_not_from_here(self, scope: Scope, headers: Headers) -> str | None:

@@ -14,12 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt, in_background
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.sign_ins import (
-    SESSION_IDLE_LIFE,
-    SESSION_LIFE,
-    BrowserSession,
-    hash_of_owner,
-)
+from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
 from layout_tuner.results_db.access.tokens import (
     LOCAL_ADMIN,
     LOCAL_WORKER,
@@ -53,6 +48,8 @@ class Holder:
     expires_at: datetime | None = None
     ends_at: datetime | None = None
     """Of a short token, the end of its sign-in by `login --device`."""
+    source: str | None = None
+    """The issuer, or the header of a proxy, that names the owner; None: the token does."""
 
     @property
     def is_admin(self) -> bool:
@@ -96,7 +93,7 @@ class TokenBook:
         found = self._local.get(hashed)
         if found is None:
             record = await run_in_threadpool(self._store.access.token_by_hash, hashed)
-            if record and (by := _allowed_by(record)) and not await self.find(by):
+            if record and record.allowed_by and not await self.find(record.allowed_by):
                 return None
             found = _holder(record)
         return self._unexpired(found)
@@ -106,9 +103,9 @@ class TokenBook:
         asked = hashes - self._local.keys()
         found = await run_in_threadpool(self._store.access.tokens_by_hash, asked) if asked else {}
         valid = {hashed for hashed, each in found.items() if self._unexpired(_holder(each))}
-        if allowing := {by for each in found.values() if (by := _allowed_by(each))}:
+        if allowing := {each.allowed_by for each in found.values() if each.allowed_by}:
             ended = allowing - await self.valid_ones(allowing)
-            valid = {hashed for hashed in valid if _allowed_by(found[hashed]) not in ended}
+            valid = {hashed for hashed in valid if found[hashed].allowed_by not in ended}
         return valid | (hashes - asked)
 
     def _unexpired(self, holder: Holder | None) -> Holder | None:
@@ -126,15 +123,15 @@ class TokenBook:
 
 
 class SessionBook:
-    """Finds the token or the owner of a session. Not thread-safe: the event loop uses it."""
+    """Finds the token of a session. Not thread-safe: the event loop uses it."""
 
     def __init__(self, store: Store) -> None:
         """Reads sessions from the store, whose clock decides whether a session has expired."""
         self._store = store
         self._used: set[str] = set()
 
-    async def find(self, secret_hash: str) -> BrowserSession | None:
-        """The session with this hash; None if it is not valid.
+    async def find(self, secret_hash: str) -> str | None:
+        """The hash of the token that a session stands for; None if the session is not valid.
 
         Raises DatabaseUnavailableError if the database cannot be asked.
         """
@@ -143,7 +140,7 @@ class SessionBook:
             return None
         if session.expires_at - self._store.now() < SESSION_IDLE_LIFE - RENEWED_EVERY:
             self._used.add(secret_hash)
-        return session
+        return session.token_hash
 
     async def valid_ones(self, hashes: set[str]) -> set[str]:
         """Those of the hashes whose session is valid now; the database is asked once for all."""
@@ -157,27 +154,11 @@ class SessionBook:
         return used
 
 
-def holder_of_owner(session: BrowserSession) -> Holder:
-    """The holder of a session without a token."""
-    assert session.owner
-    assert session.role
-    until = session.created_at + SESSION_LIFE
-    return Holder(name=session.owner, owner=session.owner, role=session.role, expires_at=until)
-
-
-def _allowed_by(record: TokenRecord) -> str | None:
-    """The hash of the token that has to be valid, too: that behind the session that allowed this.
-
-    None: there is none, also where the session was an owner's, without a token; an owner's sign-out
-    by an administrator revokes those (`SignIns.end_sessions_of`).
-    """
-    return None if record.allowed_by == hash_of_owner(record.owner) else record.allowed_by
-
-
 def _holder(record: TokenRecord | None) -> Holder | None:
     if record is None or record.revoked_at is not None:
         return None
-    return record_of(Holder, record, token_id=record.id)
+    name = record.owner if record.source else record.name
+    return record_of(Holder, record, token_id=record.id, name=name)
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 The browser that begins a sign-in gets a cookie with a random secret. State, nonce and the verifier
 of PKCE are HMACs of it: a state or a code is worth nothing in another browser, and the service
-stores nothing until somebody has signed in. It is imported only where a provider is set.
+stores nothing until somebody has signed in. The state ends with the path to go on to. The module is
+imported only where a provider is set.
 """
 
 from __future__ import annotations
@@ -11,39 +12,30 @@ import base64
 import hashlib
 import hmac
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import httpx
-from joserfc import jws, jwt
-from joserfc.errors import ExpiredTokenError, JoseError
-from joserfc.jwk import import_key
+from joserfc import jwt
+from joserfc.errors import InvalidClaimError, InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
 
-from layout_tuner.api.errors import ProviderUnavailableError, SignInOwnerError, SignInRefusedError
-from layout_tuner.api.http.rate_limit import Throttle
-from layout_tuner.api.security.sign_in_options import Admission, SignInOptions, is_private
+from layout_tuner.api.errors import ProviderUnavailableError, SignInRefusedError
+from layout_tuner.api.http.sign_in_options import Admission, SignInOptions, is_private
 from layout_tuner.protocol.connection.outage_log import OutageLog
 
 LEEWAY_S: Final = 60
 """Seconds that the clocks of the provider and the service may differ."""
-MAX_AGE_S: Final = 600
-"""Seconds since the provider issued an ID token."""
 ANSWER_WITHIN_S: Final = 10.0
 LOOK_EVERY_S: Final = 30.0
-"""Age of the provider's description at which a sign-in that begins reads it again."""
-NEW_KEYS_PER_S: Final = 0.1
+"""Age at which the provider's description is read again."""
 
-KEY_TYPES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 ALGORITHMS: Final = (*(f"{k}{n}" for k in ("RS", "PS", "ES") for n in (256, 384, 512)), "EdDSA")
 """Of ID tokens: signatures, and none by a secret that both sides have."""
-
-_CLOCKS: Final = f", or the clocks of provider and service differ by more than {LEEWAY_S} s"
-_EARLY: Final = re.compile("in the future|not yet valid")
 
 _log = logging.getLogger(__name__)
 
@@ -52,31 +44,33 @@ class Provider:
     """The provider. Not thread-safe: the event loop uses it."""
 
     def __init__(self, options: SignInOptions, clock: Callable[[], datetime]) -> None:
-        self._options, self._clock, self._secret = options, clock, options.client_secret()
+        self._options, self._clock, secret = options, clock, options.client_secret()
         self._name, self._issuer = options.provider_name, options.oidc_issuer
+        # RFC 6749, section 2.3.1: both are encoded as in forms.
+        names = (quote(each or "", safe="") for each in (options.oidc_client_id, secret))
+        self._basic = httpx.BasicAuth(*names) if secret else None
         self._http = httpx.AsyncClient(timeout=ANSWER_WITHIN_S)
         self._about: Mapping[str, Any] = {}
-        self._read_at = 0.0
-        self._keys: Sequence[Mapping[str, Any]] = ()
-        self._new_keys = Throttle(per_s=NEW_KEYS_PER_S, burst=10)
+        self._read_at = -LOOK_EVERY_S
+        self._keys = KeySet([])
         self._outage = OutageLog(_log, f"the provider {self._issuer}")
         self.close = self._http.aclose
 
-    async def begin(self, cookie: str, redirect_uri: str) -> str:
+    async def begin(self, cookie: str, target: str, redirect_uri: str) -> str:
         """The address at which the person signs in; ProviderUnavailableError if it is away."""
-        about = await self._described(LOOK_EVERY_S)
         challenge = hashlib.sha256(_derived(cookie, "verifier").encode()).digest()
-        return _with_query(
-            about["authorization_endpoint"],
-            response_type="code",
-            client_id=self._options.oidc_client_id,
-            redirect_uri=redirect_uri,
-            scope=self._options.oidc_scopes,
-            state=_derived(cookie, "state"),
-            nonce=_derived(cookie, "nonce"),
-            code_challenge=_base64(challenge),
-            code_challenge_method="S256",
-        )
+        asked = {
+            "response_type": "code",
+            "client_id": self._options.oidc_client_id,
+            "redirect_uri": redirect_uri,
+            "scope": f"openid {self._options.oidc_scopes}",
+            "state": _state(cookie, target),
+            "nonce": _derived(cookie, "nonce"),
+            "code_challenge": _base64(challenge),
+            "code_challenge_method": "S256",
+        }
+        address = (await self._described())["authorization_endpoint"]
+        return str(httpx.URL(address).copy_merge_params(asked))
 
     async def finish(
         self, cookie: str | None, given: Mapping[str, str], redirect_uri: str
@@ -88,60 +82,50 @@ class Provider:
                 token is not valid, or the owner has no role here.
             ProviderUnavailableError: the provider does not answer.
         """
-        state = given.get("state", "").encode()
-        if not cookie or not hmac.compare_digest(state, _derived(cookie, "state").encode()):
+        state = given.get("state", "")
+        own = _state(cookie or "", state.partition(".")[2])
+        if not cookie or not hmac.compare_digest(state.encode(), own.encode()):
             raise SignInRefusedError(
                 "this sign-in was not begun in this browser, or too long ago: begin again here"
             )
-        about = await self._described(None)
         if "error" in given or "code" not in given:
             raise SignInRefusedError(f"{self._name} does not sign you in: {_words(given)}")
-        form = {"grant_type": "authorization_code", "code": given["code"]}
-        form |= {"redirect_uri": redirect_uri, "code_verifier": _derived(cookie, "verifier")}
-        client, basic = self._options.oidc_client_id, None
-        if self._secret is None:
-            form["client_id"] = client
-        else:  # RFC 6749, section 2.3.1: both are encoded as in forms
-            basic = httpx.BasicAuth(quote(client, safe=""), quote(self._secret, safe=""))
-        got = await self._asked("POST", about["token_endpoint"], data=form, auth=basic)
+        about = await self._described()
+        form = {
+            "grant_type": "authorization_code",
+            "code": given["code"],
+            "redirect_uri": redirect_uri,
+            "client_id": self._options.oidc_client_id,
+            "code_verifier": _derived(cookie, "verifier"),
+        }
+        got = await self._asked("POST", about["token_endpoint"], data=form, auth=self._basic)
         token, access = got.get("id_token"), got.get("access_token")
         if not isinstance(token, str) or not isinstance(access, str):
             raise SignInRefusedError(
                 f"{self._name} does not accept the code of this sign-in, which works once: "
                 f"{_words(got)}; begin again here"
             )
-        if find_key(self._keys, token) is None and self._new_keys.take("keys") == 0:
-            keys = (await self._asked("GET", about["jwks_uri"])).get("keys")
-            listed = keys if isinstance(keys, list) else ()
-            self._keys = [key for key in listed if isinstance(key, dict)]
-        key, nonce, now = find_key(self._keys, token), _derived(cookie, "nonce"), self._clock()
-        claims = verified(token, key, self._issuer, client, nonce, access, int(now.timestamp()))
-        wanted = {self._options.owner_claim or "preferred_username", self._options.groups_claim}
+        claims = await self._verified(token, _derived(cookie, "nonce"), about["jwks_uri"])
+        wanted = {self._options.owner_claim, self._options.groups_claim}
         if not wanted <= claims.keys() and is_private(address := about.get("userinfo_endpoint")):
             bearer = {"Authorization": f"Bearer {access}"}
             more = await self._asked("GET", str(address), headers=bearer)
             if more.get("sub") != claims["sub"]:
                 raise SignInRefusedError(f"{self._name} states claims of somebody else")
             claims = {**more, **claims}
-        return self._options.admitted(
-            self._owner_of(claims),
-            self._groups_of(claims),
-            source=self._issuer,
-            subject=claims["sub"],
-            id_token=token,
-        )
+        return self._options.admitted_by_claims(claims, token)
 
     def sign_out_address(self, id_token: str, back: str) -> str | None:
         """Where a browser ends its session at the provider; None: it is not known."""
         address, client = self._about.get("end_session_endpoint"), self._options.oidc_client_id
         if not is_private(address):
             return None
-        hint = {"id_token_hint": id_token, "post_logout_redirect_uri": back}
-        return _with_query(str(address), client_id=client, **hint)
+        hint = {"id_token_hint": id_token, "post_logout_redirect_uri": back, "client_id": client}
+        return str(httpx.URL(str(address)).copy_merge_params(hint))
 
-    async def _described(self, max_age_s: float | None) -> Mapping[str, Any]:
-        """The provider's description, not older than so many seconds; None: of any age."""
-        if self._about and (max_age_s is None or monotonic() - self._read_at < max_age_s):
+    async def _described(self) -> Mapping[str, Any]:
+        """The provider's description; ProviderUnavailableError if it cannot be read again."""
+        if monotonic() - self._read_at < LOOK_EVERY_S:
             return self._about
         url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
         read = await self._asked("GET", url)
@@ -152,26 +136,20 @@ class Provider:
         self._outage.worked()
         return read
 
-    def _owner_of(self, claims: Mapping[str, Any]) -> str:
-        claim = self._options.owner_claim or "preferred_username"
-        name = claims.get(claim)
-        if not self._options.owner_claim and not name and claims.get("email_verified") is True:
-            name = claims.get("email")
-        if not isinstance(name, str) or not name:
-            raise SignInOwnerError(
-                f"{self._name} states no {claim}, which names the owner here: ask an admin to let it "
-                "send that claim, or to set --owner-claim"
-            )
-        return name
-
-    def _groups_of(self, claims: Mapping[str, Any]) -> tuple[str, ...] | None:
-        claim = self._options.groups_claim
-        stated = claims.get(claim)
-        if stated is None:
-            return None
-        if not isinstance(stated, list) or not all(isinstance(each, str) for each in stated):
-            raise SignInOwnerError(f"{claim} of {self._name} is no list of names: ask an admin")
-        return tuple(stated)
+    async def _verified(self, id_token: str, nonce: str, keys_at: str) -> dict[str, Any]:
+        """The claims of an ID token; the keys are read again for one that is not known."""
+        expected = (self._issuer, self._options.oidc_client_id, nonce, self._clock().timestamp())
+        try:
+            try:
+                return verified(id_token, self._keys, *expected)
+            except InvalidKeyIdError:
+                self._keys = KeySet.import_key_set(await self._asked("GET", keys_at))  # type: ignore[arg-type]
+                return verified(id_token, self._keys, *expected)
+        except (JoseError, ValueError, LookupError, TypeError) as error:  # of odd keys, too
+            is_of_time = getattr(error, "claim", "") in ("exp", "nbf", "iat")
+            clocks = f", or the clocks of provider and service differ by more than {LEEWAY_S} s"
+            why = f"{error}{clocks if is_of_time else ''}"
+            raise SignInRefusedError(f"the provider's ID token is not accepted: {why}") from error
 
     async def _asked(self, method: str, url: str, **request: Any) -> dict[str, Any]:
         """The document with which the provider answers."""
@@ -192,66 +170,29 @@ class Provider:
         )
 
 
-def find_key(keys: Sequence[Mapping[str, Any]], id_token: str) -> Mapping[str, Any] | None:
-    """The key that an ID token's header names; None: there is none, or not one alone."""
-    try:
-        header = jws.extract_compact(id_token.encode()).headers()
-    except (JoseError, ValueError) as error:
-        raise _refused("it cannot be read") from error
-    algorithm, name = header.get("alg"), header.get("kid")
-    if algorithm not in ALGORITHMS:
-        raise _refused(f"alg={str(algorithm)[:20]!r} is not one of {', '.join(ALGORITHMS)}")
-    wanted = {"kty": KEY_TYPES[algorithm[:2]], "use": "sig", "alg": algorithm}
-    fitting = [
-        key
-        for key in keys
-        if all(key.get(field, value) == value for field, value in wanted.items())
-        and name in (None, key.get("kid"))
-    ]
-    return fitting[0] if len(fitting) == 1 else None
-
-
 def verified(
-    id_token: str,
-    key: Mapping[str, Any] | None,
-    issuer: str,
-    client: str,
-    nonce: str,
-    access_token: str,
-    now: int,
+    id_token: str, keys: KeySet, issuer: str, client: str, nonce: str, now: float
 ) -> dict[str, Any]:
-    """The claims of an ID token (OpenID Connect Core 1.0, sections 3.1.3.7 and 3.1.3.8).
+    """The claims of an ID token (OpenID Connect Core 1.0, section 3.1.3.7).
 
-    Raises SignInRefusedError if the signature or a claim is not right at `now`, in Unix seconds.
+    Raises JoseError or ValueError if the signature or a claim is not right at `now`, in Unix
+    seconds; InvalidKeyIdError if none of the keys has signed it.
     """
-    if key is None:
-        raise _refused("no key of the provider has signed it")
+    claims = jwt.decode(id_token, keys, algorithms=ALGORITHMS).claims
     asked: dict[str, Any] = {name: {"essential": True} for name in ("sub", "exp", "iat")}
     asked |= {n: {"essential": True, "value": v} for n, v in (("iss", issuer), ("aud", client))}
-    try:
-        token = jwt.decode(id_token, import_key(dict(key)), algorithms=ALGORITHMS)
-        claims = token.claims
-        jwt.JWTClaimsRegistry(now=now, leeway=LEEWAY_S, **asked).validate(claims)
-    except (JoseError, ValueError) as error:
-        is_of_clocks = isinstance(error, ExpiredTokenError) or _EARLY.search(str(error))
-        raise _refused(f"{error}{_CLOCKS if is_of_clocks else ''}") from error
-    if claims["iat"] < now - MAX_AGE_S - LEEWAY_S:
-        raise _refused(f"it is too old{_CLOCKS}")
+    jwt.JWTClaimsRegistry(now=int(now), leeway=LEEWAY_S, **asked).validate(claims)
     is_of_many = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
     if claims.get("azp", None if is_of_many else client) != client:
-        raise _refused("it is for another client")
+        raise InvalidClaimError("azp", "it is for another client")
+    # The registry would accept a list that has the nonce.
     if claims.get("nonce") != nonce:
-        raise _refused("it is of another sign-in")
-    bits = token.header["alg"][2:].replace("DSA", "512")
-    digest = hashlib.new(f"sha{bits}", access_token.encode()).digest()
-    half = _base64(digest[: len(digest) // 2])
-    if claims.get("at_hash", half) != half or len(claims["sub"]) > 255:
-        raise _refused("it is of another access token, or its subject has over 255 characters")
+        raise InvalidClaimError("nonce", "it is of another sign-in")
     return claims
 
 
-def _refused(why: str) -> SignInRefusedError:
-    return SignInRefusedError(f"the provider's ID token is not accepted: {why}")
+def _state(cookie: str, target: str) -> str:
+    return f"{_derived(cookie, f'state {target}')}.{target}"
 
 
 def _derived(cookie: str, purpose: str) -> str:
@@ -260,10 +201,6 @@ def _derived(cookie: str, purpose: str) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
-
-
-def _with_query(address: str, **asked: str) -> str:
-    return f"{address}{'&' if '?' in address else '?'}{urlencode(asked)}"
 
 
 def _words(answer: Mapping[str, Any]) -> str:

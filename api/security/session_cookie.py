@@ -43,14 +43,12 @@ class SessionCookie:
     is_behind_proxy: bool
     url_prefix: str = ""
     base_name: str = NAME
-    content: re.Pattern[str] = _SECRET
-    """Of its value."""
     life: timedelta = SESSION_LIFE
     same_site: Literal["strict", "lax"] = "strict"
 
     def secret(self, scope: Scope) -> str | None:
         """The secret in the cookie of a request; None: there is no cookie, or no secret in it."""
-        sent = [(name, value) for name, value in _cookies(scope) if self.content.fullmatch(value)]
+        sent = [(name, value) for name, value in _cookies(scope) if _SECRET.fullmatch(value)]
         found = dict(reversed(sent))  # the first of a name
         return next((found[name] for name in self._names(scope) if name in found), None)
 

@@ -174,6 +174,7 @@ _TRAINER: Final = ("list_trainers", "show_trainer")
 _TRIAL: Final = ("cancel", "list_trials", "log", "repeat", "requeue", "show")
 _TOKEN: Final = ("create", "list_tokens", "revoke")
 _OWNER: Final = ("list_owners", "set_owner")
+_SIGN_OUT: Final = {"sign-out": "layout_tuner.cli.service.owners:sign_out"}
 _GROUP: Final = ("delete", "list_groups", "set_group")
 _QUOTA: Final = ("list_quotas", "remove_quota", "set_quota")
 _WEBHOOK: Final = ("add", "list_webhooks", "remove", "test")
@@ -222,9 +223,9 @@ def token() -> None:
     """Make, list and revoke the tokens of people and workers."""
 
 
-@click.group(cls=LazyGroup, sources=_sources({"owners": _OWNER}))
+@click.group(cls=LazyGroup, sources={**_sources({"owners": _OWNER}), **_SIGN_OUT})
 def owner() -> None:
-    """List and weigh owners, to whom campaigns belong."""
+    """List, set and sign out owners, to whom campaigns belong."""
 
 
 @click.group(cls=LazyGroup, sources=_sources({"owners": _GROUP}))

@@ -228,9 +228,12 @@ class AccessCalls(Calls):
         """Owners, to whom campaigns belong, by name."""
         return self._get("/owners", OwnerPage)
 
-    def put_owner(self, name: str, weight: float) -> OwnerRead:
-        """Sets the weight of an owner, who is added if new."""
-        return self._put(f"/owners/{segment(name)}", OwnerRead, {"weight": weight})
+    def put_owner(
+        self, name: str, weight: float | None = None, subject: str | None = None
+    ) -> OwnerRead:
+        """Sets the weight and the subject of an owner, who is added if new; None: they stay."""
+        wanted = {"weight": weight, "subject": subject}
+        return self._put(f"/owners/{segment(name)}", OwnerRead, wanted)
 
     def sign_out_owner(self, name: str) -> SignedOut:
         """Ends all sessions of an owner in browsers."""

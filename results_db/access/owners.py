@@ -8,6 +8,7 @@ gets, where both wait.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from sqlalchemy import delete, select, union, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
+from layout_tuner.results_db.access.sign_ins import end_sign_ins
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
 from layout_tuner.results_db.access.visibility import may_see
+from layout_tuner.results_db.database.database import refused_unless_unique
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
 from layout_tuner.results_db.errors import OwnerInvalidError, OwnerNotFoundError
@@ -38,6 +41,11 @@ from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 """Least and largest weight: with others a share would be too small to see, or all of it."""
+
+MAX_SUBJECT: Final = 511
+"""Most characters of an issuer, a # and a `sub`."""
+
+_SUBJECT: Final = re.compile(r"https?://[!-~]+#[ -~]+")
 
 MAX_MEMBERS: Final = 10_000
 """Most owners that a group has."""
@@ -93,21 +101,38 @@ class Owners(StoreSection):
             return tuple(_groups_of(session, owner))
 
     @retried
-    def put_owner(self, name: str, *, weight: float) -> OwnerRead:
-        """Sets an owner's weight, and adds an owner who is new.
+    def put_owner(
+        self, name: str, *, weight: float | None = None, subject: str | None = None
+    ) -> OwnerRead:
+        """Sets an owner's weight and subject, which stay if None, and adds an owner who is new.
+
+        Sign-ins of the subject before end. With an empty one no provider signs the owner in.
 
         Raises:
             TokenInvalidError: the name is not one.
-            OwnerInvalidError: the weight is out of range.
+            OwnerInvalidError: the weight is out of range, the subject is none, or another owner's.
         """
         refuse_bad_name(name, "owner")
-        _refuse_weight(weight)
+        if weight is not None:
+            _refuse_weight(weight)
+        if subject and not (_SUBJECT.fullmatch(subject) and len(subject) <= MAX_SUBJECT):
+            raise OwnerInvalidError(
+                f"subject={subject[:80]!r} is not the issuer's address, a #, and the `sub` of its ID tokens"
+            )
         with self._db.write() as session:
             is_new = note_owner(session, name, self._clock(), self._actor.name)
-            row = session.get_one(OwnerRow, name)
-            if is_new or row.weight != weight:
-                self._audit(session, "owner.put", "owner", name, weight=weight, new=is_new)
-            row.weight = weight
+            row = session.get_one(OwnerRow, name, with_for_update={"key_share": True})
+            before = (row.weight, row.subject)
+            row.weight = row.weight if weight is None else weight
+            row.subject = row.subject if subject is None else subject or None
+            taken = OwnerInvalidError(f"the subject {subject!r} is bound to another owner")
+            with refused_unless_unique(taken, "owners", "subject"):
+                session.flush()
+            if before[1] != row.subject:
+                end_sign_ins(session, name, self._clock())
+            if is_new or before != (row.weight, row.subject):
+                changed = {"weight": row.weight, "subject": row.subject, "new": is_new}
+                self._audit(session, "owner.put", "owner", name, **changed)
             return record_of(OwnerRead, row, groups=tuple(_groups_of(session, name)))
 
     @retried

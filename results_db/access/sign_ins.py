@@ -3,27 +3,28 @@
 Both are 256 random bits, of which the database keeps the SHA-256, as of tokens. A row stands for a
 token: it has the hash of the token, not its name or role, so that a session is never worth more
 than the token is at the moment. Tokens in files of the data directory are not in the database;
-their hashes are, in these rows. A session that a provider or a proxy vouches for has no token: its
-row has the owner and the role that the sign-in gave.
+their hashes are, in these rows. The sessions of an owner whom a provider or a proxy signs in stand
+for a token that nobody knows; each sign-in renews its role and its end.
 """
 
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from sqlalchemy import Delete, Select, delete, or_, select, update
+from sqlalchemy import Delete, Select, delete, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.access.tokens import CODE_LIFE, hash_of_token, note_owner
-from layout_tuner.results_db.actor import TokenRole
+from layout_tuner.results_db.actor import Actor, TokenRole
 from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
-from layout_tuner.results_db.errors import OwnerNotFoundError
+from layout_tuner.results_db.errors import OwnerInvalidError, OwnerNotFoundError
 from layout_tuner.results_db.models.service_tables import BrowserSignIn, OwnerRow, TokenRow
 from layout_tuner.results_db.rows import record_of
 
@@ -48,13 +49,6 @@ class BrowserSession:
     created_at: datetime
     expires_at: datetime
     """Moves with each use, up to `SESSION_LIFE` after `created_at`."""
-    owner: str | None
-    """None: the session stands for its token."""
-    role: TokenRole | None
-    source: str | None
-    """The issuer, or the header of a proxy, that signed the owner in."""
-    id_token: str | None
-    """Names the session to the provider at sign-out; None: the header of a proxy."""
 
 
 class SignIns(StoreSection):
@@ -99,51 +93,81 @@ class SignIns(StoreSection):
     @retried
     def create_owner_session(
         self,
-        by: Literal["oidc", "header"],
-        owner: str,
-        details: dict[str, Any],
-        columns: dict[str, Any],
-    ) -> str:
-        """Creates a session for an owner without a token; returns its secret.
+        named: str,
+        role: TokenRole,
+        *,
+        source: str,
+        subject: str = "",
+        id_token: str | None = None,
+        groups_left_out: int = 0,
+    ) -> tuple[str, str]:
+        """Creates a session for whom a provider or a proxy names; returns owner and secret.
 
-        `columns` are the role, the source and the ID token, as in `BrowserSession`.
+        A subject signs in as the owner to which it is bound. Without one it gets the owner of the
+        name if that is new, and is bound to it. A proxy states no subject: its name counts.
+
+        Raises OwnerInvalidError if the name is that of an owner who is not the subject's.
         """
-        now = self._clock()
+        now, by = self._clock(), "oidc" if subject else "header"
         with self._db.write() as session:
-            note_owner(session, owner, now, self._actor.name)
-            hashed = hash_of_owner(owner)
-            secret = self._begin_session(session, hashed, now, by=by, owner=owner, **columns)
-            self._audit(session, f"sign_in.{by}", "session", owner, **details)
-            return secret
+            bound = select(OwnerRow.name).where(OwnerRow.subject == subject)
+            owner = (session.scalar(bound) if subject else None) or named
+            is_new = note_owner(session, owner, now, owner)
+            row = session.get_one(OwnerRow, owner, with_for_update={"key_share": True})
+            if subject and is_new:
+                row.subject = subject
+            elif subject and row.subject != subject:
+                raise OwnerInvalidError(
+                    f"the owner {owner!r} is not yours: an admin can give it to you with `layout-tuner "
+                    f"owner set {owner} --subject {shlex.quote(subject)}`"
+                )
+            signed_in = (TokenRow.owner == owner, TokenRow.source == source)
+            token = session.scalar(
+                select(TokenRow).where(*signed_in, TokenRow.revoked_at.is_(None))
+            )
+            if token is None:
+                name, unknown = f"sign-in.{secrets.token_hex(8)}", secrets.token_bytes(32)
+                made = {"source": source, "created_at": now, "created_by": owner}
+                hashed = hash_of_token(unknown)
+                token = TokenRow(name=name, owner=owner, secret_hash=hashed, **made)
+                session.add(token)
+            token.role, token.expires_at = role, now + SESSION_LIFE
+            session.flush()
+            actor = record_of(
+                Actor, token, name=owner, token_id=token.id, address=self._actor.address
+            )
+            own = self.bound_to(self._db, actor)
+            secret = own._begin_session(session, token.secret_hash, now, by=by, id_token=id_token)
+            details = {
+                "source": subject or source,
+                "role": role,
+                "groups_left_out": groups_left_out,
+            }
+            own._audit(session, f"sign_in.{by}", "session", owner, **details)
+            return owner, secret
 
     def note_refusal(self, source: str, reason: str) -> None:
         """Records in the audit log that a sign-in by a provider or a header was refused."""
         with self._db.write() as session:
-            self._audit(session, "sign_in.refused", "session", source[:255], reason=reason[:500])
+            self._audit(session, "sign_in.refused", "session", source[:255], reason=reason[:1000])
 
     @retried
     def end_sessions_of(self, owner: str) -> int:
         """Ends an owner's sessions, those of tokens too, and codes; returns how many.
 
-        It also ends the command lines that the owner's own sessions allowed.
+        It also ends the command lines that the owner's own sign-ins allowed.
 
         Raises OwnerNotFoundError if there is no owner of this name.
         """
         of_tokens = select(TokenRow.secret_hash).where(TokenRow.owner == owner)
-        of_owner = or_(BrowserSignIn.owner == owner, BrowserSignIn.token_hash.in_(of_tokens))
+        of_owner = delete(BrowserSignIn).where(BrowserSignIn.token_hash.in_(of_tokens))
         with self._db.write() as session:
             if session.get(OwnerRow, owner) is None:
                 raise OwnerNotFoundError(
                     f"there is no owner {owner[:80]!r}; `layout-tuner owner list` has all of them"
                 )
-            number = rows_deleted(session, delete(BrowserSignIn).where(of_owner))
-            # Command lines that such a session allowed have no token that could be revoked.
-            allowed = TokenRow.allowed_by == hash_of_owner(owner)
-            session.execute(
-                update(TokenRow)
-                .where(allowed, TokenRow.revoked_at.is_(None))
-                .values(revoked_at=self._clock())
-            )
+            number = rows_deleted(session, of_owner)
+            end_sign_ins(session, owner, self._clock())
             self._audit(session, "owner.sign_out", "owner", owner, sessions=number)
             return number
 
@@ -169,9 +193,9 @@ class SignIns(StoreSection):
 
     def end_session(self, secret_hash: str) -> str | None:
         """Ends a session; returns its ID token. Ending it again changes nothing."""
+        query = select(BrowserSignIn.id_token).where(BrowserSignIn.secret_hash == secret_hash)
         with self._db.write() as session:
-            row = session.get(BrowserSignIn, secret_hash)
-            id_token = None if row is None else row.id_token
+            id_token = session.scalar(query)
             if rows_deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
             return id_token
@@ -187,16 +211,23 @@ class SignIns(StoreSection):
             return rows_deleted(session, expired)
 
     def _begin_session(
-        self, session: Session, token_hash: str, now: datetime, *, by: str, **columns: str | None
+        self,
+        session: Session,
+        token_hash: str,
+        now: datetime,
+        *,
+        by: str,
+        id_token: str | None = None,
     ) -> str:
-        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE, **columns)
+        secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE, id_token)
         self._audit(session, "session.begin", "session", self._actor.name, by=by)
         return secret
 
 
-def hash_of_owner(owner: str) -> str:
-    """Stands where the hash of a token would; no token has it, since no row of tokens does."""
-    return hash_of_token(f"owner {owner}".encode())
+def end_sign_ins(session: Session, owner: str, now: datetime) -> None:
+    """Ends what stands for an owner's sign-ins by a provider or a proxy, also command lines."""
+    own = (TokenRow.owner == owner, TokenRow.source.is_not(None), TokenRow.revoked_at.is_(None))
+    session.execute(update(TokenRow).where(*own).values(revoked_at=now))
 
 
 def _add(
@@ -205,7 +236,7 @@ def _add(
     token_hash: str,
     now: datetime,
     expires_at: datetime,
-    **columns: str | None,
+    id_token: str | None = None,
 ) -> str:
     secret = secrets.token_urlsafe(32)  # 256 random bits
     surplus = (
@@ -222,7 +253,7 @@ def _add(
         token_hash=token_hash,
         created_at=now,
         expires_at=expires_at,
-        **columns,
+        id_token=id_token,
     )
     session.add(row)
     session.flush()

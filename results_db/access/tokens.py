@@ -68,6 +68,8 @@ class TokenRecord:
     """Of a short token, the hash of the token that has to be valid too."""
     ends_at: datetime | None = None
     """Of a short token, the end of its sign-in."""
+    source: str | None = None
+    """The issuer, or the header, whose sign-ins stand for it; None: somebody has the token."""
 
     def is_valid(self, now: datetime) -> bool:
         """Whether it is neither revoked nor expired at `now`."""
@@ -157,10 +159,11 @@ class Access(StoreSection):
             return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
-        """Tokens, the newest first: those that are neither revoked nor short, or all."""
+        """Tokens, the newest first: those that are neither revoked nor of sign-ins, or all."""
         query = select(TokenRow).where(TokenRow.user_code.is_(None)).order_by(TokenRow.id.desc())
         if not revoked:
-            query = query.where(TokenRow.revoked_at.is_(None), TokenRow.device_key.is_(None))
+            of_none = (TokenRow.revoked_at, TokenRow.device_key, TokenRow.source)
+            query = query.where(*(column.is_(None) for column in of_none))
         with self._db.read() as session:
             return [record_of(TokenRecord, row) for row in session.scalars(query)]
 
@@ -245,54 +248,35 @@ class Access(StoreSection):
             return True
 
     @retried
-    def exchange_device_secret(
-        self, secret: str, life: timedelta, interval: timedelta
-    ) -> tuple[str, str]:
+    def exchange_device_secret(self, secret: str, life: timedelta) -> tuple[str, str]:
         """Exchanges a command line's secret for a token that lives so long, and another secret.
 
-        Raises DeviceSignInRefusedError: nobody has allowed it, it asks too often, or it has ended.
+        Raises DeviceSignInRefusedError: nobody has allowed it, or it has ended.
         """
-        key, _, part = secret.partition(".")
-        query = select(TokenRow).where(TokenRow.device_key == _hash(key))
+        now, (key, _, given) = self._clock(), secret.partition(".")
+        query, part = select(TokenRow).where(TokenRow.device_key == _hash(key)), _hash(given)
         if self._scalar(query) is None:  # a guess does not wait for the lock of writers
             raise DeviceSignInRefusedError("invalid_grant")
+        token, new_part = f"lt_{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
         with self._db.write() as session:
             row = session.scalars(query.with_for_update()).one()
-            made = self._exchange(session, row, _hash(part), life, interval)
-        if isinstance(made, str):  # not raised within the transaction, which is to be kept
-            raise DeviceSignInRefusedError(made)
-        return made[0], f"{key}.{made[1]}"
-
-    def _exchange(
-        self, session: Session, row: TokenRow, part: str, life: timedelta, interval: timedelta
-    ) -> tuple[str, str] | str:
-        now, before, code_ends_at = self._clock(), row.asked_at, row.created_at + CODE_LIFE
-        assert before is not None
-        is_first = row.part_before == ""
-        is_again = part == row.part_before and now < before + AGAIN_WITHIN
-        own = record_of(Actor, row, token_id=row.id, address=self._actor.address)
-        note = partial(self.bound_to(self._db, own)._audit, session, asked_from=row.asked_from)
-        if row.revoked_at:
-            return "invalid_grant" if row.allowed_by else "access_denied"
-        if part != row.device_part and not is_again:
-            row.revoked_at = now
-            note("token.replay", "token", row.name)
-            return "invalid_grant"
-        if now >= (code_ends_at if is_first else row.ends_at or now):
-            return "expired_token"
-        row.asked_at = now
-        if row.user_code:
-            # A last question in the future was asked before the clock was set back.
-            is_early = row.created_at < before <= now < before + interval
-            return "slow_down" if is_early else "authorization_pending"
-        if is_first or is_again:  # all renewals would fill the audit
-            note("sign_in.device" if is_first else "token.renew", "token", row.name)
-        token, new_part = f"lt_{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
-        # A device code is used once: a person is there, who can sign in again.
-        row.part_before = None if is_first or is_again else row.device_part
-        row.secret_hash, row.device_part = _hash(token), _hash(new_part)
-        row.expires_at = min(now + life, row.ends_at or now)
-        return token, new_part
+            own = record_of(Actor, row, token_id=row.id, address=self._actor.address)
+            note = partial(self.bound_to(self._db, own)._audit, session, asked_from=row.asked_from)
+            is_first, is_again = row.part_before == "", part == row.part_before
+            refusal = _why_no_token(row, part, now)
+            if refusal == "replay":
+                row.revoked_at = now
+                note("token.replay", "token", row.name)
+            elif not refusal:
+                if is_first or is_again:  # all renewals would fill the audit
+                    note("sign_in.device" if is_first else "token.renew", "token", row.name)
+                # A device code is used once: a person is there, who can sign in again.
+                row.part_before = None if is_first or is_again else row.device_part
+                row.secret_hash, row.device_part, row.asked_at = _hash(token), _hash(new_part), now
+                row.expires_at = min(now + life, row.ends_at or now)
+        if refusal:  # not within the transaction, which is to be kept
+            raise DeviceSignInRefusedError("invalid_grant" if refusal == "replay" else refusal)
+        return token, f"{key}.{new_part}"
 
     def owner_of_campaign(self, reference: int | str) -> str | None:
         """The owner of a campaign with an id or a name; None: no such campaign."""
@@ -338,6 +322,20 @@ def note_owner(
 
 def _hash(secret: str) -> str:
     return hash_of_token(secret.encode())
+
+
+def _why_no_token(row: TokenRow, part: str, now: datetime) -> str:
+    """Why a command line gets no token for a part of its secret; empty: it gets one."""
+    assert row.asked_at is not None
+    is_again = part == row.part_before and now < row.asked_at + AGAIN_WITHIN
+    ends_at = row.created_at + CODE_LIFE if row.part_before == "" else row.ends_at or now
+    if row.revoked_at:
+        return "invalid_grant" if row.allowed_by else "access_denied"
+    if part != row.device_part and not is_again:
+        return "replay"
+    if now >= ends_at:
+        return "expired_token"
+    return "authorization_pending" if row.user_code else ""
 
 
 def _waiting(code: str, now: datetime) -> Select[TokenRow]:

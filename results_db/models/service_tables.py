@@ -67,6 +67,8 @@ class TokenRow(Base):
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
+    source: Mapped[str | None] = mapped_column(String(255))
+    """The issuer or proxy's header whose sessions stand for the token; nobody knows it."""
     # The rest is of a sign-in by `login --device`, whose token is replaced before it expires.
     device_key: Mapped[str | None] = mapped_column(String(64))
     """The hash of the part of its secret that stays."""
@@ -102,6 +104,9 @@ class OwnerRow(Weighted, Base):
     """Somebody to whom campaigns belong; a token or a sign-in acts for an owner."""
 
     __tablename__ = "owners"
+
+    subject: Mapped[str | None] = mapped_column(Text, unique=True)
+    """Whom a provider signs in as this owner: the issuer, a #, and its `sub`; None: nobody."""
 
 
 class GroupRow(Weighted, Base):
@@ -194,14 +199,11 @@ class BrowserSignIn(Base):
     kind: Mapped[str] = mapped_column(String(8))
     token_hash: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the token that it stands for. Without a foreign key: tokens of the data directory
-    are not in the database. Without a token, `hash_of_owner` of the owner."""
+    are not in the database."""
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime]
-    owner: Mapped[str | None] = mapped_column(String(64))
-    """Whom a provider or a proxy signed in; this and the next columns are null with a token."""
-    role: Mapped[str | None] = mapped_column(String(16))
-    source: Mapped[str | None] = mapped_column(String(255))
     id_token: Mapped[str | None] = mapped_column(Text)
+    """Names the session to the provider at sign-out; None: no provider began it."""
 
 
 class AuditRow(Base):

@@ -20,9 +20,9 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 
 from layout_tuner.api.app import create_app
+from layout_tuner.api.http.bind_address import LOCAL_PROXIES
 from layout_tuner.api.http.connection_limits import ConnectionLimits
 from layout_tuner.api.http.server import LimitedServer
-from layout_tuner.api.security.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
 from tests.kit.api import HEADERS
@@ -53,12 +53,13 @@ def live_server(
     *,
     limits: ConnectionLimits = DEFAULT_LIMITS,
     tls: ssl.SSLContext | None = None,
-    sign_in: SignInOptions = NO_SIGN_IN_OPTIONS,
 ) -> Iterator[Live]:
     """Serves in a thread, with the server that `layout-tuner serve` has."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(settings, store, sign_in)
-        server = LimitedServer(app, limits, settings.stopping, tls=tls)
+        app = create_app(settings, store)
+        proxies = LOCAL_PROXIES if settings.is_behind_proxy else ()
+        served = app.state.owner_sign_in.behind(proxies, app)
+        server = LimitedServer(served, limits, settings.stopping, tls=tls)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 
-from layout_tuner.api.security.sign_in_options import NO_SIGN_IN_OPTIONS, SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.store import Store
 from tests.kit.api import TOKEN, bearer
@@ -110,14 +109,13 @@ def served(
     path: Path,
     *,
     tls: ssl.SSLContext | None = None,
-    sign_in: SignInOptions = NO_SIGN_IN_OPTIONS,
     **settings: Any,
 ) -> Iterator[Signing]:
     """A service with these settings on a database of its own."""
     clock = TurnableClock()
     with (
         closing(Store.open(upgraded(path), clock=clock)) as store,
-        live_server(Settings(token=TOKEN, **settings), store, tls=tls, sign_in=sign_in) as live,
+        live_server(Settings(token=TOKEN, **settings), store, tls=tls) as live,
         closing(Signing(live, store, clock)) as signing,
     ):
         yield signing

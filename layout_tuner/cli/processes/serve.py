@@ -28,7 +28,6 @@ from layout_tuner.api.http.webhook_hosts import read_hosts
 from layout_tuner.api.process.local_service import announced, serving
 from layout_tuner.api.process.supervisor import signals_to
 from layout_tuner.api.security.local_tokens import load_or_make_token
-from layout_tuner.api.security.sign_in_options import SignInOptions
 from layout_tuner.api.settings import Settings
 from layout_tuner.cli.options.database_options import (
     database_option,
@@ -38,7 +37,6 @@ from layout_tuner.cli.options.database_options import (
 )
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.refusals import refusals
-from layout_tuner.cli.options.sign_in_options import sign_in_options
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.stderr_log import log_to_stderr
@@ -53,7 +51,6 @@ GIL_SWITCH_S: Final = 0.0001
 
 @click.command()
 @endpoint_options
-@sign_in_options
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @click.option(
     "--requests-per-s",
@@ -84,7 +81,6 @@ GIL_SWITCH_S: Final = 0.0001
 @database_option
 def serve(
     endpoint: Endpoint,
-    sign_in: SignInOptions,
     data_dir: Path | None,
     requests_per_s: float,
     max_connections: int | None,
@@ -103,7 +99,7 @@ def serve(
     data = DataDir(data_dir) if data_dir else DataDir.default()
     with refusals():
         tls = endpoint.tls_context()
-        sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
+        endpoint.sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         retention = Retention.read(keep)
         hosts = read_hosts(webhook_hosts)
@@ -128,9 +124,10 @@ def serve(
                 url_prefix=endpoint.url_prefix,
                 default_visibility=default_visibility,
                 data_dir=data.path,
+                sign_in=endpoint.sign_in,
             )
             store.shares.use_half_life(share_half_life * 86_400.0)
-            _serve(data, store, settings, endpoint, listener, tls, limits, sign_in, supervisor)
+            _serve(data, store, settings, endpoint, listener, tls, limits, supervisor)
 
 
 def _serve(
@@ -141,7 +138,6 @@ def _serve(
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     limits: ConnectionLimits,
-    sign_in: SignInOptions,
     supervisor: int | None,
 ) -> None:
     url = endpoint.url(listener.getsockname()[1])
@@ -152,11 +148,10 @@ def _serve(
         ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-        app = create_app(settings, store, sign_in)
+        app = create_app(settings, store)
         proxies = endpoint.proxies if endpoint.is_behind_proxy else ()
         served = app.state.owner_sign_in.behind(proxies, app)
-        trusted = proxies if served is app else ()
-        server = LimitedServer(served, limits, settings.stopping, tls=tls, proxies=trusted)
+        server = LimitedServer(served, limits, settings.stopping, tls=tls)
         collect_rarely()
         sys.setswitchinterval(GIL_SWITCH_S)
         server.run(sockets=[listener])

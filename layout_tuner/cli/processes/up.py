@@ -18,7 +18,6 @@ from layout_tuner.api.http.bind_address import Endpoint
 from layout_tuner.api.http.url_prefix import read_prefix
 from layout_tuner.api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from layout_tuner.api.security.local_tokens import read_token
-from layout_tuner.api.security.sign_in_options import SignInOptions
 from layout_tuner.cli.options.command_options import stated
 from layout_tuner.cli.options.database_options import (
     database_option,
@@ -27,7 +26,6 @@ from layout_tuner.cli.options.database_options import (
 from layout_tuner.cli.options.endpoint_options import endpoint_options
 from layout_tuner.cli.options.open_limits_options import arguments_of, open_limits_options
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
-from layout_tuner.cli.options.sign_in_options import sign_in_options
 from layout_tuner.cli.options.simulation_options import simulation_options
 from layout_tuner.cli.service.login import sign_in_url
 from layout_tuner.client.clients import Client
@@ -49,7 +47,6 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 @click.command()
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.")
 @endpoint_options
-@sign_in_options
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
 @click.option(
     "--trainers",
@@ -77,7 +74,6 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 def up(
     data_dir: Path | None,
     endpoint: Endpoint,
-    sign_in: SignInOptions,
     cluster: str,
     trainers: Path | None,
     launcher: str,
@@ -105,22 +101,21 @@ def up(
     os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
     os.environ["LAYOUT_TUNER_DEFAULT_VISIBILITY"] = default_visibility
     with refusals():
-        sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
+        endpoint.sign_in.refuse_unusable(is_behind_proxy=endpoint.is_behind_proxy)
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
         worker_options = _worker_options(cluster, trainers, launcher, nodes, simulation)
-        _run(data, endpoint, sign_in, worker_options, arguments_of(limits), database)
+        _run(data, endpoint, worker_options, arguments_of(limits), database)
 
 
 def _run(
     data: DataDir,
     endpoint: Endpoint,
-    sign_in: SignInOptions,
     worker_options: Sequence[str],
     driver_options: Sequence[str],
     database: str | None,
 ) -> None:
-    serve = _serve(data, endpoint, sign_in, database)
+    serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:
         children = [serve]
         try:
@@ -136,7 +131,7 @@ def _run(
             assert service is not None
             # A restarted service keeps its port: the worker would not find another one.
             port = httpx.URL(service.url).port or endpoint.port
-            serve.argv = _serve(data, replace(endpoint, port=port), sign_in, database).argv
+            serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
                 _child(
                     data, "driver", "--data-dir", str(data.path), *driver_options, database=database
@@ -155,11 +150,9 @@ def _run(
     _say("stopped; campaigns go on at the next `layout-tuner up`")
 
 
-def _serve(
-    data: DataDir, endpoint: Endpoint, sign_in: SignInOptions, database: str | None
-) -> Child:
+def _serve(data: DataDir, endpoint: Endpoint, database: str | None) -> Child:
     options = ("--data-dir", str(data.path), "--supervisor", str(os.getpid()), *endpoint.arguments)
-    return _child(data, "serve", *options, *sign_in.arguments, database=database)
+    return _child(data, "serve", *options, database=database)
 
 
 def _child(data: DataDir, command: str, *options: str, database: str | None = None) -> Child:

@@ -87,17 +87,16 @@ def _allowed(client: Client, asked: DeviceCodeCreated) -> DeviceToken:
     """Waits until a person has allowed this command line; ServiceError if nobody does."""
     from layout_tuner.client.errors import ServiceError
 
-    pause_s, ends_at = asked.interval_s, time.monotonic() + 660  # the service's word comes before
+    ends_at = time.monotonic() + 660  # the service's word comes before
     while True:
-        time.sleep(pause_s)
+        time.sleep(asked.interval_s)
         try:
             return client.create_device_token(asked.secret)
         except ServiceError as error:
             word = error.problem.type.rpartition(":")[2] if error.problem else ""
-            is_waiting = error.is_temporary or word in ("authorization_pending", "slow_down")
+            is_waiting = error.is_temporary or word == "authorization_pending"
             if not is_waiting or time.monotonic() > ends_at:
                 raise
-            pause_s += 5 if word == "slow_down" else 0
 
 
 def sign_in_url(service_url: str, code: str) -> str:

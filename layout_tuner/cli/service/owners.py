@@ -1,4 +1,4 @@
-"""`layout-tuner owner`: list, set; `layout-tuner group`: list, set, delete."""
+"""`layout-tuner owner`: list, set, sign-out; `layout-tuner group`: list, set, delete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from layout_tuner.api.schemas.access import GroupPage, OwnerPage
+from layout_tuner.api.schemas.access import GroupPage, OwnerPage, SignedOut
 from layout_tuner.cli.service.service_connection import answers, service_options
 from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 from layout_tuner.terminal.text_table import print_table
@@ -35,12 +35,22 @@ def list_owners(client: Client) -> OwnerPage:
 
 @click.command("set")
 @click.argument("name")
-@click.option("--weight", type=float, required=True, help=_WEIGHT)
+@click.option("--weight", type=float, help=_WEIGHT)
+@click.option("--subject", help="Whom a provider signs in as the owner; empty: nobody.")
 @answers(partial(_print, others="groups"))
 @service_options
-def set_owner(name: str, weight: float, client: Client) -> OwnerRead:
-    """Set the weight of an owner; one who is new is added."""
-    return client.put_owner(name, weight)
+def set_owner(name: str, weight: float | None, subject: str | None, client: Client) -> OwnerRead:
+    """Set the weight or the subject of an owner; one who is new is added."""
+    return client.put_owner(name, weight, subject)
+
+
+@click.command("sign-out")
+@click.argument("name")
+@answers(lambda ended: click.echo(f"{ended.sessions} sessions ended"))
+@service_options
+def sign_out(name: str, client: Client) -> SignedOut:
+    """End all sessions of an owner in browsers; tokens stay."""
+    return client.sign_out_owner(name)
 
 
 @click.command("list")

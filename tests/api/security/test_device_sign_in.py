@@ -116,19 +116,6 @@ def test_a_code_expires(signing: Signing) -> None:
         refused(each.take(), "expired_token")
 
 
-def test_who_asks_too_often_is_slowed_down(signing: Signing) -> None:
-    line, person = CommandLine(signing), signing.signed_in()
-    asked = [(1, "authorization_pending"), (4.9, "slow_down"), (4.9, "slow_down")]
-    # The clock is set back, then forward again.
-    asked += [(5, "authorization_pending"), (-3600, "authorization_pending")]
-    for after_s, word in asked:
-        signing.clock.forward(after_s)
-        refused(line.take(), word)
-    signing.clock.forward(3600)
-    decide(person, line.code)
-    answered(line.take(), 201)
-
-
 def test_a_stolen_device_code_is_worth_nothing_to_two(signing: Signing) -> None:
     line = CommandLine(signing)
     stolen = line.secret

@@ -29,7 +29,8 @@ def everything(api: Api) -> tuple[Any, ...]:
 
 def test_groups_have_members_whom_an_admin_names(api: Api) -> None:
     laptop = token(api, "ann-laptop", owner="ann")
-    assert put(api, "/owners/bob", {"weight": 2}) == {"name": "bob", "weight": 2.0, "groups": []}
+    bob = {"name": "bob", "weight": 2.0, "subject": None, "groups": []}
+    assert put(api, "/owners/bob", {"weight": 2}) == bob
     lab = {"name": "lab", "weight": 3.0, "members": ["ann"]}
     assert put(api, "/groups/lab", {"weight": 3, "members": ["ann"]}) == lab
     assert put(api, "/groups/lab", {"weight": 4}) == {**lab, "weight": 4.0}
@@ -58,7 +59,7 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
     "long owner": ("PUT", f"owners/{'a' * 65}", {"weight": 1}, 422, ODD),
     "NUL": ("PUT", "owners/%00", {"weight": 1}, 422, ODD),
     "odd group": ("PUT", "groups/%C3%A9quipe", {}, 422, f"group='équipe' is not 1 to 64 characters of {ODD}"),
-    "no weight": ("PUT", "owners/ann", {}, 422, "weight"),
+    "another field": ("PUT", "owners/ann", {"wait": 2}, 422, "wait"),
     "weight of 0": ("PUT", "owners/ann", {"weight": 0}, 422, "weight=0.0 is not from 0.001 to 1000"),
     "weight of 10^9": ("PUT", "groups/lab", {"weight": 1e9}, 422, "weight=1000000000.0 is not from"),
     "text as weight": ("PUT", "owners/ann", {"weight": "2"}, 422, "weight"),
@@ -147,6 +148,7 @@ def test_campaigns_stay_with_the_owner_of_a_revoked_token(api: Api) -> None:
 def test_the_data_directory_s_token_is_an_owner_too(api: Api) -> None:
     assert api.get("/owners")["owners"] == []
     assert api.submit()["created_by"] == "local"
-    assert api.get("/owners")["owners"] == [{"name": "local", "weight": 1.0, "groups": []}]
+    local = {"name": "local", "weight": 1.0, "subject": None, "groups": []}
+    assert api.get("/owners")["owners"] == [local]
     ops = token(api, "ops", owner="local")
     answered(api.http.post("/v1/campaigns/first/pause", headers=ops), 200)

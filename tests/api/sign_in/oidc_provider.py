@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from layout_tuner.api.security.sign_in_options import SignInOptions
+from layout_tuner.api.http.sign_in_options import SignInOptions
 from tests.kit.persons import NAVIGATION, Person
 from tests.kit.waiting import wait_until
 
@@ -48,8 +48,8 @@ class OidcProvider:
         return SignInOptions(
             oidc_issuer=self.issuer,
             oidc_client_id="tuner of tests",
-            oidc_client_secret_file=self._secret,
-            oidc_scopes="openid profile email groups",
+            oidc_client_secret_file=str(self._secret),
+            oidc_scopes="profile email groups",
             **others,
         )
 

@@ -3,61 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
-import json
-import threading
-from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, NamedTuple
 
 import pytest
-from joserfc import jws, jwt
-from joserfc.jwk import ECKey, RSAKey
+from joserfc import jws
+from joserfc.errors import ClaimError, InvalidKeyIdError, JoseError
+from joserfc.jwk import ECKey, KeySet
 
 from layout_tuner.api.errors import ProviderUnavailableError, SignInOwnerError, SignInRefusedError
-from layout_tuner.api.security.oidc import ALGORITHMS, Provider, find_key, verified
-from layout_tuner.api.security.sign_in_options import Admission, SignInOptions
+from layout_tuner.api.http.sign_in_options import SignInOptions
+from layout_tuner.api.security.oidc import Provider, verified
+from tests.api.sign_in.small_provider import (
+    CLIENT,
+    ISSUER,
+    NONCE,
+    NOW,
+    OTHER,
+    RSA,
+    SmallProvider,
+    signed,
+    small_provider,
+    unpadded,
+)
 
-NOW = 1_800_000_000
-ISSUER, CLIENT, NONCE, ACCESS = "https://sso.example", "tuner", "n-1", "access"
-RSA, OTHER = (RSAKey.generate_key(2048, {"kid": name}) for name in ("a", "b"))
 EC = ECKey.generate_key("P-256", {"kid": "e"})
-PUBLIC = [key.as_dict(private=False) for key in (RSA, EC)]
+PUBLIC = KeySet.import_key_set(KeySet([RSA, EC]).as_dict())
 
 
-def unpadded(content: bytes) -> str:
-    return urlsafe_b64encode(content).rstrip(b"=").decode()
-
-
-def half_hash(text: str) -> str:
-    return unpadded(hashlib.sha256(text.encode()).digest()[:16])
-
-
-CLAIMS: dict[str, Any] = {
-    "iss": ISSUER,
-    "aud": CLIENT,
-    "sub": "1",
-    "nonce": NONCE,
-    "iat": NOW,
-    "exp": NOW + 300,
-    "at_hash": half_hash(ACCESS),
-}
-
-
-def signed(key: Any = RSA, header: dict[str, Any] | None = None, **claims: Any) -> str:
-    """An ID token; claims that are None are left out."""
-    given = {name: value for name, value in (CLAIMS | claims).items() if value is not None}
-    head = {"alg": "RS256", "kid": "a"} if header is None else header
-    return jwt.encode(head, given, key, algorithms=[*ALGORITHMS, "HS256", "none"])
-
-
-def accepted(token: str, now: int = NOW) -> dict[str, Any]:
-    return verified(token, find_key(PUBLIC, token), ISSUER, CLIENT, NONCE, ACCESS, now)
+def accepted(token: str, keys: KeySet = PUBLIC) -> dict[str, Any]:
+    return verified(token, keys, ISSUER, CLIENT, NONCE, NOW)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +43,6 @@ def accepted(token: str, now: int = NOW) -> dict[str, Any]:
         {},
         {"aud": [CLIENT]},
         {"aud": [CLIENT, "other"], "azp": CLIENT},
-        {"at_hash": None},
         {"iat": NOW + 60},
         {"exp": NOW - 59, "iat": NOW - 300},
         {"nbf": NOW + 60},
@@ -88,27 +64,22 @@ def test_a_right_token_is_accepted(claims: dict[str, Any]) -> None:
         ({"aud": None}, "aud"),
         ({"aud": [CLIENT, "other"]}, "another client"),
         ({"azp": "other"}, "another client"),
-        ({"exp": NOW - 60}, "clocks"),
+        ({"exp": NOW - 60}, "expired"),
         ({"exp": None}, "exp"),
         ({"exp": "soon"}, "exp"),
-        ({"iat": NOW + 61}, "clocks"),
-        ({"iat": NOW - 661}, "too old"),
+        ({"iat": NOW + 61}, "in the future"),
         ({"iat": None}, "iat"),
-        ({"nbf": NOW + 61}, "clocks"),
+        ({"nbf": NOW + 61}, "not yet valid"),
         ({"nonce": None}, "another sign-in"),
         ({"nonce": [NONCE]}, "another sign-in"),
         ({"nonce": "n-2"}, "another sign-in"),
-        ({"at_hash": half_hash("other")}, "another access token"),
         ({"sub": ""}, "sub"),
         ({"sub": 7}, "sub"),
-        ({"sub": "x" * 256}, "255"),
     ],
 )
 def test_a_wrong_claim_is_refused(claims: dict[str, Any], words: str) -> None:
-    with pytest.raises(SignInRefusedError) as refused:
+    with pytest.raises(ClaimError, match=words):
         accepted(signed(**claims))
-    assert "ID token is not accepted" in str(refused.value)
-    assert words in str(refused.value)
 
 
 def forgeries() -> dict[str, str]:
@@ -136,28 +107,27 @@ def forgeries() -> dict[str, str]:
 
 @pytest.mark.parametrize("forged", forgeries().values(), ids=forgeries())
 def test_a_forged_token_is_refused(forged: str) -> None:
-    with pytest.raises(SignInRefusedError, match="ID token is not accepted"):
+    with pytest.raises((JoseError, ValueError)):
         accepted(forged)
 
 
-def test_a_token_without_a_kid_needs_one_key_that_fits() -> None:
+def test_a_token_without_a_kid_needs_a_single_key() -> None:
     token = signed(header={"alg": "RS256"})
-    assert accepted(token)["sub"] == "1"
-    assert find_key([*PUBLIC, OTHER.as_dict(private=False)], token) is None
+    assert accepted(token, KeySet([RSA]))["sub"] == "1"
+    with pytest.raises(InvalidKeyIdError):
+        accepted(token)
 
 
 def test_roles_come_from_groups_and_the_highest_counts() -> None:
     options = SignInOptions(group_role=("a=viewer", "b=admin", "c=submitter"), default_role="none")
 
     def role(*groups: str) -> str:
-        return options.admitted("ana", groups, source="").role
+        return str(options.admitted("ana", groups, "").session["role"])
 
     assert [role("a"), role("c", "a"), role("a", "b", "c")] == ["viewer", "submitter", "admin"]
     for groups, words in ((), "in no group"), (("d",), "in no group"), (None, "nothing states"):
         with pytest.raises(SignInOwnerError, match=words):
-            options.admitted("ana", groups, source="")
-    many = SignInOptions().admitted("ana", tuple(f"g{n}" for n in range(300)), source="")
-    assert (len(many.groups or ()), many.num_left_out, many.role) == (200, 100, "viewer")
+            options.admitted("ana", groups, "")
 
 
 def test_options_are_passed_on_as_they_were_given() -> None:
@@ -172,87 +142,60 @@ def test_options_are_passed_on_as_they_were_given() -> None:
     ]
 
 
-class SmallProvider:
-    """A provider without pages: each path has a document, or a status."""
+class Admitted(NamedTuple):
+    """Whom a provider signs in."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.asked = url, list[str]()
-        self.nonce, self.claims, self.key = "", dict[str, Any](), RSA
-        self.documents: dict[str, Callable[[], Any]] = {
-            "/.well-known/openid-configuration": lambda: {
-                "issuer": url,
-                "authorization_endpoint": f"{url}/auth?theme=dark",
-                **{f"{n}_endpoint": f"{url}/{n}" for n in ("token", "userinfo", "end_session")},
-                "jwks_uri": f"{url}/keys",
-            },
-            "/keys": lambda: {"keys": [self.key.as_dict(private=False)]},
-            "/token": self._token,
-            "/userinfo": lambda: {"sub": "1", "preferred_username": "ana"},
-        }
-
-    def _token(self) -> dict[str, str]:
-        now = int(datetime.now(UTC).timestamp())
-        own = {"iss": self.url, "nonce": self.nonce, "iat": now, "exp": now + 60}
-        header = {"alg": "RS256", "kid": self.key.kid}
-        token = signed(self.key, header, **own, **self.claims)
-        return {"id_token": token, "access_token": ACCESS}
-
-    async def sign_in(self, provider: Provider) -> Admission:
-        url = await provider.begin("c" * 43, "http://127.0.0.1/back")
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-        self.nonce = asked["nonce"]
-        given = {"state": asked["state"], "code": "once"}
-        return await provider.finish("c" * 43, given, "http://127.0.0.1/back")
-
-
-@contextmanager
-def serving(small: SmallProvider, server: ThreadingHTTPServer) -> Iterator[None]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    owner: str
+    subject: str
+    groups: frozenset[str] | None
+    groups_left_out: int
 
 
 @pytest.fixture
 def small() -> Iterator[SmallProvider]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            small.asked.append(self.path)
-            document = small.documents[self.path]()
-            stated = document.get("status", 200) if isinstance(document, dict) else 200
-            status = document if isinstance(document, int) else stated
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(document).encode())
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is printed."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    small = SmallProvider(f"http://127.0.0.1:{server.server_port}")
-    with serving(small, server):
+    with small_provider() as small:
         yield small
 
 
-def signing_in(small: SmallProvider, times: int = 1, **options: Any) -> list[Admission]:
+def signing_in(small: SmallProvider, times: int = 1, **options: Any) -> list[Admitted]:
     """Sign-ins one after the other at one service."""
+    cookie, back = "c" * 43, "http://127.0.0.1/back"
 
-    async def sign_in() -> list[Admission]:
-        given = {"oidc_issuer": small.url, "oidc_client_id": CLIENT} | options
-        provider = Provider(SignInOptions(**given), lambda: datetime.now(UTC))
+    async def sign_in() -> list[Admitted]:
+        provider, found = Provider(small.options(**options), lambda: datetime.now(UTC)), []
         try:
-            return [await small.sign_in(provider) for _ in range(times)]
+            for _ in range(times):
+                given = small.come_back(await provider.begin(cookie, "/", back))
+                found.append(await provider.finish(cookie, given, back))
+        finally:
+            await provider.close()
+        subjects = [each.session["subject"].removeprefix(f"{small.url}#") for each in found]
+        return [
+            Admitted(each.owner, subject, each.groups, each.session["groups_left_out"])
+            for each, subject in zip(found, subjects, strict=True)
+        ]
+
+    return asyncio.run(sign_in())
+
+
+@pytest.mark.parametrize(
+    ("cookie", "change"),
+    [("d" * 43, ""), (None, ""), ("", ""), ("c" * 43, "x"), ("c" * 43, "é")],
+)
+def test_a_state_of_another_browser_or_target_is_refused(
+    small: SmallProvider, cookie: str | None, change: str
+) -> None:
+    async def finish() -> None:
+        provider, back = Provider(small.options(), lambda: datetime.now(UTC)), "http://127.0.0.1/"
+        given = small.come_back(await provider.begin("c" * 43, "/submit", back))
+        try:
+            await provider.finish(cookie, {**given, "state": given["state"] + change}, back)
         finally:
             await provider.close()
 
-    return asyncio.run(sign_in())
+    with pytest.raises(SignInRefusedError, match="not begun in this browser"):
+        asyncio.run(finish())
+    assert "/token" not in small.asked
 
 
 def test_claims_that_the_id_token_lacks_are_asked_for(small: SmallProvider) -> None:
@@ -261,7 +204,7 @@ def test_claims_that_the_id_token_lacks_are_asked_for(small: SmallProvider) -> N
     small.asked.clear()
     small.claims = {"preferred_username": "eve", "groups": ["hpc", "hpc", "no name"]}
     (eve,) = signing_in(small)
-    assert (eve.owner, eve.groups, eve.num_left_out) == ("eve", ("hpc",), 1)
+    assert (eve.owner, eve.groups, eve.groups_left_out) == ("eve", {"hpc"}, 1)
     assert "/userinfo" not in small.asked
 
 
@@ -278,7 +221,7 @@ def test_keys_and_description_are_kept_and_new_keys_read_once(small: SmallProvid
     assert small.asked.count("/.well-known/openid-configuration") == 1
     small.documents["/keys"] = lambda: {"keys": [OTHER.as_dict(private=False)]}
     small.asked.clear()
-    with pytest.raises(SignInRefusedError, match="no key of the provider"):
+    with pytest.raises(SignInRefusedError, match="No key for kid"):
         signing_in(small)
     assert small.asked.count("/keys") == 1
 
@@ -302,12 +245,9 @@ def test_odd_claims_are_refused_with_a_sentence(
         signing_in(small)
 
 
-def test_a_verified_email_names_the_owner_or_a_claim_of_choice(small: SmallProvider) -> None:
-    verified_email = {"sub": "1", "email": "a@b.example", "email_verified": True}
-    small.documents["/userinfo"] = lambda: verified_email
-    assert signing_in(small)[0].owner == "a@b.example"
+def test_a_claim_of_choice_names_the_owner(small: SmallProvider) -> None:
+    small.documents["/userinfo"] = lambda: {"sub": "1", "email": "a@b.example", "uid": "u7"}
     assert signing_in(small, owner_claim="email")[0].owner == "a@b.example"
-    small.documents["/userinfo"] = lambda: verified_email | {"uid": "u7"}
     assert signing_in(small, owner_claim="uid")[0].owner == "u7"
 
 

@@ -17,7 +17,7 @@ from tests.kit.store import TurnableClock, at_once
 pytestmark = pytest.mark.sqlite_is_enough(False)
 
 ANN = Actor(name="ann-token", role="submitter", owner="ann")
-SPANS = (timedelta(hours=1), timedelta(seconds=5))
+LIFE = timedelta(hours=1)
 HOUR_S = 3600.0
 
 
@@ -26,12 +26,12 @@ def begun(store: Store, days: float = 30.0) -> str:
     secret, code = store.access.ask_for_device("h")
     ends_at = store.now() + timedelta(days=days)
     assert store.by(ANN).access.decide_device(code, "0" * 64, ends_at)
-    return store.access.exchange_device_secret(secret, *SPANS)[1]
+    return store.access.exchange_device_secret(secret, LIFE)[1]
 
 
 def used(store: Store, secret: str) -> tuple[str, str] | None:
     try:
-        return store.access.exchange_device_secret(secret, *SPANS)
+        return store.access.exchange_device_secret(secret, LIFE)
     except DeviceSignInRefusedError as error:
         if error.kind != "invalid_grant":
             raise
@@ -88,9 +88,9 @@ def test_of_decisions_at_once_one_counts(store: Store) -> None:
     assert action in ("device.allow", "device.deny")
     if action == "device.deny":
         with pytest.raises(DeviceSignInRefusedError, match="access denied"):
-            store.access.exchange_device_secret(secret, *SPANS)
+            store.access.exchange_device_secret(secret, LIFE)
     else:
-        store.access.exchange_device_secret(secret, *SPANS)
+        store.access.exchange_device_secret(secret, LIFE)
 
 
 def test_a_long_name_stays_one_of_a_token(store: Store) -> None:
@@ -99,7 +99,7 @@ def test_a_long_name_stays_one_of_a_token(store: Store) -> None:
     store.by(Actor(name=name, role="viewer")).access.decide_device(
         code, "0" * 64, store.now() + AGAIN_WITHIN
     )
-    token, _ = store.access.exchange_device_secret(secret, *SPANS)
+    token, _ = store.access.exchange_device_secret(secret, LIFE)
     record = store.access.token_by_hash(hash_of_token(token.encode()))
     assert (len(record.name), record.owner, record.created_by) == (64, name, name)
     assert record.expires_at == record.ends_at

@@ -43,7 +43,12 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
     owners = {
         each["name"]: each for each in json.loads(run("owner", "list", "--json").stdout)["owners"]
     }
-    assert owners["bob"] == {"name": "bob", "weight": 2.5, "groups": ["site"]}
+    assert owners["bob"] == {
+        "name": "bob",
+        "weight": 2.5,
+        "subject": None,
+        "groups": ["site"],
+    }
     assert row_of(run("owner", "list"), "ann") == ["1", "lab"]
     groups = json.loads(run("group", "list", "--json").stdout)["groups"]
     assert [each["members"] for each in groups] == [["ann"], ["bob"]]
@@ -58,6 +63,16 @@ def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_p
     ends(run("owner", "list", *of_ann), 1, "list_owners takes admin")
     assert run("group", "delete", "site").stdout == "the group site is deleted\n"
     assert "there is no group 'site'" in refused_line(run("group", "delete", "site"))
+
+
+def test_an_owner_gets_a_subject_and_is_signed_out(run: Command) -> None:
+    subject = "https://sso.example.org#248289761001"
+    for given, kept in ((subject, subject), ("", None)):
+        said = run("owner", "set", "kim", "--subject", given, "--json")
+        assert json.loads(ends(said, 0).stdout)["subject"] == kept
+    ends(run("owner", "set", "kim", "--subject", "kim"), 1, "is not the issuer's address, a #")
+    ends(run("owner", "sign-out", "kim"), 0, "0 sessions ended")
+    ends(run("owner", "sign-out", "nobody"), 1, "there is no owner 'nobody'")
 
 
 def test_nobody_joins_where_one_name_is_wrong(run: Command) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from layout_tuner.api.errors import ServiceStartError, SignInOwnerError
@@ -12,18 +13,12 @@ from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.errors import TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
 from layout_tuner.results_db.access.tokens import is_name, refuse_taken_name
-from layout_tuner.results_db.actor import TokenRole
-from layout_tuner.results_db.errors import TokenInvalidError
 
-_PersonRole = Literal["viewer", "submitter", "admin"]
-_ROLES: Final = get_args(_PersonRole)
-DefaultRole = Literal["none", "viewer", "submitter"]
-MAX_GROUPS: Final = 200
-"""Groups of a sign-in that are noted at most."""
+_ROLES: Final = ("viewer", "submitter", "admin")
 
 
-def _option(default: Any, words: str) -> Any:
-    return field(default=default, metadata={"help": words})
+def _option(default: Any, words: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": words, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +27,16 @@ class SignInOptions:
 
     oidc_issuer: str = _option("", "Address of an OpenID Connect provider to sign in with.")
     oidc_client_id: str = _option("", "The client that the provider knows this service as.")
-    oidc_client_secret_file: Path | None = _option(None, "File of its secret.")  # noqa: RUF009
-    oidc_scopes: str = _option("openid profile email", "Scopes that the provider is asked for.")
-    owner_claim: str = _option(
-        "", "Claim that names the owner.  [default: preferred_username, else a verified email]"
-    )
+    oidc_client_secret_file: str = _option("", "File of the client's secret.")
+    oidc_scopes: str = _option("profile email", "Scopes to ask the provider for, beside openid.")
+    owner_claim: str = _option("preferred_username", "Claim that names a new owner.")
     groups_claim: str = _option("groups", "Claim that lists the owner's groups.")
     owner_header: str = _option("", "Header in which the proxy (--proxy) names the owner.")
     groups_header: str = _option("", "Header in which the proxy lists the owner's groups.")
-    default_role: DefaultRole = _option(  # noqa: RUF009
-        "viewer", "Role of owners whom no --group-role gives one; none: they may not sign in."
+    default_role: str = _option(
+        "viewer",
+        "Role of owners whom no --group-role gives one; none: they may not sign in.",
+        ("none", "viewer", "submitter"),
     )
     group_role: tuple[str, ...] = _option(
         (), f"GROUP={'|'.join(_ROLES)}: the role of a group's members; may be repeated."
@@ -62,64 +57,77 @@ class SignInOptions:
         """The secret of the client; ServiceStartError if its file cannot be read."""
         file = self.oidc_client_secret_file
         try:
-            return None if file is None else token_in(file)
+            return token_in(Path(file)) if file else None
         except TokenFileUnusableError as error:
             raise ServiceStartError(f"--oidc-client-secret-file: {error}") from error
 
     def refuse_unusable(self, *, is_behind_proxy: bool) -> None:
         """Raises ServiceStartError for options that do not fit together."""
-        why = ""
-        if bool(self.oidc_issuer) != bool(self.oidc_client_id):
+        why, issuer, header = "", self.oidc_issuer, self.owner_header
+        if bool(issuer) != bool(self.oidc_client_id):
             why = "--oidc-issuer and --oidc-client-id go together: give both"
-        elif self.oidc_issuer and not is_private(self.oidc_issuer):
+        elif issuer and not is_private(issuer):
             why = (
-                f"--oidc-issuer {self.oidc_issuer!r} is not an address with https://: over plain HTTP "
-                "anybody on the way could sign in as anybody"
+                f"--oidc-issuer {issuer!r} is not an address with https://: over plain HTTP anybody on "
+                "the way could sign in as anybody"
             )
-        elif self.oidc_issuer and "openid" not in self.oidc_scopes.split():
-            why = f"--oidc-scopes {self.oidc_scopes!r} lacks openid: add it"
-        elif self.owner_header and not is_behind_proxy:
+        elif header and not is_behind_proxy:
             why = "--owner-header takes a proxy that sets it in every request: give --behind-proxy too"
-        elif self.groups_header and not self.owner_header:
+        elif self.groups_header and not header:
             why = "--groups-header goes together with --owner-header: give both"
-        for pair in self.group_role:
-            group, _, role = pair.rpartition("=")
+        for group, _, role in self._pairs:
             if not group or role not in _ROLES:
-                why = f"--group-role {pair!r} is not GROUP={'|'.join(_ROLES)}"
+                why = f"--group-role '{group}={role}' is not GROUP={'|'.join(_ROLES)}"
         if why:
             raise ServiceStartError(why)
         self.client_secret()
 
-    def admitted(self, owner: str, groups: tuple[str, ...] | None, **others: str) -> Admission:
+    @property
+    def _pairs(self) -> list[tuple[str, str, str]]:
+        return [pair.rpartition("=") for pair in self.group_role]
+
+    def admitted_by_claims(self, claims: Mapping[str, Any], id_token: str) -> Admission:
+        """As what a subject signs in; SignInOwnerError where its claims do not say so."""
+        owner, groups = claims.get(self.owner_claim), claims.get(self.groups_claim)
+        if not isinstance(owner, str) or not owner:
+            raise SignInOwnerError(
+                f"{self.provider_name} states no {self.owner_claim}, which names the owner here: ask an "
+                "admin to let it send that claim, or to set --owner-claim"
+            )
+        if groups is not None and not (
+            isinstance(groups, list) and all(isinstance(each, str) for each in groups)
+        ):
+            raise SignInOwnerError(
+                f"{self.groups_claim} of {self.provider_name} is no list of names: ask an admin"
+            )
+        subject = f"{self.oidc_issuer}#{claims['sub']}"
+        return self.admitted(owner, groups, self.oidc_issuer, subject=subject, id_token=id_token)
+
+    def admitted(
+        self, owner: str, groups: Collection[str] | None, source: str, **others: str
+    ) -> Admission:
         """As what an owner signs in; groups that are None are not stated.
 
         Raises:
-            SignInOwnerError: the name is not one of an owner, or has no role here.
+            TokenInvalidError: the name is not one of an owner.
+            SignInOwnerError: the owner has no role here.
         """
-        try:
-            refuse_taken_name(owner, "owner")
-        except TokenInvalidError as error:
-            raise SignInOwnerError(str(error)) from error
+        refuse_taken_name(owner, "owner")
         if groups is None and self.group_role:
             raise SignInOwnerError(
                 f"nothing states the groups of {owner!r}, which have the roles here: ask an admin to let "
                 "the provider or the proxy send them"
             )
-        pairs = [pair.rpartition("=") for pair in self.group_role]
-        roles = [_ROLES.index(role) for group, _, role in pairs if group in (groups or ())]
+        stated = set(groups or ())
+        roles = [_ROLES.index(role) for group, _, role in self._pairs if group in stated]
         role = _ROLES[max(roles)] if roles else self.default_role
         if role == "none":
             raise SignInOwnerError(
                 f"{owner!r} is in no group with a role here: ask an admin for one"
             )
-        named = tuple(sorted(set(filter(is_name, groups or ()))))[:MAX_GROUPS]
-        return Admission(
-            owner=owner,
-            role=cast("TokenRole", role),
-            groups=None if groups is None else named,
-            num_left_out=len(set(groups or ())) - len(named),
-            **others,
-        )
+        named = None if groups is None else frozenset(filter(is_name, stated))
+        session = {"role": role, "groups_left_out": len(stated - (named or stated)), **others}
+        return Admission(owner=owner, groups=named, session={"source": source, **session})
 
 
 NO_SIGN_IN_OPTIONS: Final = SignInOptions()
@@ -130,15 +138,10 @@ class Admission:
     """As what an owner signs in, and who says so."""
 
     owner: str
-    role: TokenRole
-    groups: tuple[str, ...] | None
+    groups: frozenset[str] | None
     """None: they are not stated, and memberships stay as they are."""
-    num_left_out: int
-    """Groups that are not noted: their names are not ones of groups here, or they are too many."""
-    source: str
-    """The issuer, or the header."""
-    subject: str = ""
-    id_token: str | None = None
+    session: Mapping[str, Any]
+    """The further arguments of `SignIns.create_owner_session`."""
 
 
 def is_private(url: object) -> bool:
