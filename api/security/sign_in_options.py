@@ -11,7 +11,6 @@ from layout_tuner.api.errors import ServiceStartError, SignInOwnerError
 from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.errors import TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
-from layout_tuner.results_db.access.tokens import is_name, refuse_taken_name
 from layout_tuner.results_db.actor import TokenRole
 from layout_tuner.results_db.errors import TokenInvalidError
 
@@ -96,6 +95,8 @@ class SignInOptions:
         Raises:
             SignInOwnerError: the name is not one of an owner, or has no role here.
         """
+        from layout_tuner.results_db.access.tokens import is_name, refuse_taken_name
+
         try:
             refuse_taken_name(owner, "owner")
         except TokenInvalidError as error:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from layout_tuner.search_spaces.layouts.job_settings import JobValue
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.spaces.job_set import JobSet
+from layout_tuner.tuner.analysis.importance_process import Explain, explained
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
@@ -30,13 +31,6 @@ _MOST_KEYS: Final = 1 << 62
 FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
 """Knobs that mostly follow from others: each is left out where the other knobs identify the
 layout."""
-
-
-def load() -> None:
-    """Imports what `importances` needs; later, probes might be timed in these seconds."""
-    import optuna
-
-    optuna.importance.FanovaImportanceEvaluator()
 
 
 def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int32]]:
@@ -92,17 +86,16 @@ def importances(
     measured: Mapping[Layout, float],
     *,
     seed: int,
+    explain: Explain = explained,
 ) -> dict[str, float]:
     """The share of the objective's variance that each knob explains by itself; the shares sum to 1.
 
-    `knobs` are those of the layouts (`knobs_of`).
+    `knobs` are those of the layouts (`knobs_of`); `explain` computes the shares, here or in another
+    process.
 
     Returns:
         Nothing where fewer than `LEAST_LAYOUTS` completed, or all objectives are equal.
     """
-    # Imported here: the driver starts faster without it, and most rounds do not need it.
-    import optuna
-
     best = sorted(measured.items(), key=lambda item: -item[1])[:MOST_LAYOUTS]
     known = [(layout, value) for layout, value in best if layouts.index_of(layout) is not None]
     ranks = _ranks_of(layouts, knobs, [layout for layout, _ in known])
@@ -110,19 +103,9 @@ def importances(
     values = [math.log(value) for _, value in known]
     if len(known) < LEAST_LAYOUTS or not varying or max(values) == min(values):
         return {}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        name: optuna.distributions.IntDistribution(0, ranks[name][1]) for name in varying
-    }
-    for row, value in enumerate(values):
-        params = {name: of[row] for name, of in varying.items()}
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=distributions, value=value)
-        )
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {name: min(max(float(share), 0.0), 1.0) for name, share in found.items()}
+    return explain(
+        ranks=varying, largest={name: ranks[name][1] for name in varying}, values=values, seed=seed
+    )
 
 
 def _ranks_of(

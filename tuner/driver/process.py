@@ -28,8 +28,8 @@ from layout_tuner.results_db.errors import (
     ResultsDbError,
 )
 from layout_tuner.results_db.store import Store
-from layout_tuner.timing_mark import shares_cores, wait_while_timing
-from layout_tuner.tuner.analysis.importance import load
+from layout_tuner.timing_mark import wait_while_timing
+from layout_tuner.tuner.analysis.importance_process import ImportanceProcess
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.driver import Driver
 from layout_tuner.tuner.driver.open_limits import OpenLimits
@@ -67,8 +67,6 @@ def drive(
     except StopRequested:
         return
     with closing(opened) as store:
-        if shares_cores():
-            load()  # 5 s of work, for which no probe is under way yet
         while not stop.is_requested:
             _drive_once(store, stop, limits)
     _log.info("stopped by a signal; campaigns go on when a driver is started again")
@@ -93,7 +91,9 @@ def _drive_once(store: Store, stop: StopRequest, limits: OpenLimits | None) -> N
         return
     with HeldLease(store, lease) as held:
         own = store.as_driver(lease.fence)
-        driver = Driver(own, opening=BackgroundOpening(), limits=limits)
+        driver = Driver(
+            own, opening=BackgroundOpening(), limits=limits, importance=ImportanceProcess()
+        )
 
         def must_stop(pause_s: float) -> bool:
             """Pauses; a round beside timed iterations would take cores of the ranks.
