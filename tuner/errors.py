@@ -33,9 +33,5 @@ class OpeningStuckError(TunerError):
     """A campaign's search was not opened in time."""
 
 
-class AnalysisLostError(TunerError):
-    """The process that computes the importance of knobs has ended."""
-
-
 class ReplayFailedError(TunerError):
     """A replay cannot be run: no such cell, or the strategy failed; the cause is chained."""

@@ -68,7 +68,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     """A service whose processes write notes."""
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks" / "sitecustomize.py").write_text(HOOKS)
-    service = Service(tmp_path / "data")
+    service = Service(tmp_path / "data", "--launcher", "ray")
     notes = {
         "PYTHONPATH": str(tmp_path / "hooks"),
         "NOTES": str(tmp_path / "notes"),

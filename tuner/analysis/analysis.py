@@ -38,7 +38,6 @@ from layout_tuner.tuner.analysis.importance import (
     job_values,
     knobs_of,
 )
-from layout_tuner.tuner.analysis.importance_process import Explain, explained
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 ANALYSIS_INTERVAL_S: Final = 60.0
@@ -75,12 +74,10 @@ def analyse(
     standings: Sequence[RankedLayout],
     trials: Sequence[TrialRecord],
     layouts: LayoutSet,
-    explain: Explain = explained,
 ) -> Analysis | None:
     """The analysis of a campaign by its ranked layouts, the winner first, and all of its trials.
 
-    `layouts` is its legal set, `explain` that of `importances`. None while the winner was not
-    measured in full.
+    `layouts` is its legal set. None while the winner was not measured in full.
     """
     if not standings or standings[0].shortened:
         return None
@@ -90,7 +87,7 @@ def analyse(
         return None  # An imported trial outside the campaign's legal set has no neighbours in it.
     measured = {standing.trial.layout: standing.value for standing in standings}
     knobs = knobs_of(layouts)
-    found = importances(layouts, knobs, measured, seed=spec.seed, explain=explain)
+    found = importances(layouts, knobs, measured, seed=spec.seed)
     return Analysis(
         winner_id=winner.trial.id,
         objective=campaign.objective,

@@ -9,7 +9,9 @@ predictions and needs numba.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from layout_tuner.search_spaces.layouts.job_settings import JobValue
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS, Layout
 from layout_tuner.search_spaces.spaces.job_set import JobSet
-from layout_tuner.tuner.analysis.importance_process import Explain, explained
+from layout_tuner.timing_mark import wait_while_timing
 from layout_tuner.tuner.strategies.ask_and_tell import LayoutSet
 
 METHOD: Final = "fANOVA (Optuna), of the logarithm of the objective"
@@ -26,11 +28,24 @@ LEAST_LAYOUTS: Final = 8
 """Layouts that must have completed: with fewer, the forest depends on its seed."""
 MOST_LAYOUTS: Final = 1000
 """Most layouts that are used, the best ones: a forest over more takes seconds."""
+LONGEST_PAUSE_S: Final = 60.0
+"""Most seconds for which the import of a package waits for ranks that time iterations."""
+_PACKAGES: Final = ("pandas", "scipy.stats", "sklearn.ensemble", "optuna.importance")
 _MOST_KEYS: Final = 1 << 62
 """Keys of rows that a 64-bit integer tells apart."""
 FOLLOWERS: Final = ("num_microbatches", "dp", "num_nodes")
 """Knobs that mostly follow from others: each is left out where the other knobs identify the
 layout."""
+
+
+def load() -> None:
+    """Imports what `importances` needs, 140 MiB in 4 s: a package at a time, while none is timed.
+
+    It runs on a thread of its own, long before the first analysis.
+    """
+    for name in _PACKAGES:
+        wait_while_timing(lambda pause_s: bool(time.sleep(pause_s)), longest_s=LONGEST_PAUSE_S)
+        import_module(name)
 
 
 def knobs_of(layouts: LayoutSet) -> dict[str, NDArray[np.int32]]:
@@ -86,16 +101,17 @@ def importances(
     measured: Mapping[Layout, float],
     *,
     seed: int,
-    explain: Explain = explained,
 ) -> dict[str, float]:
     """The share of the objective's variance that each knob explains by itself; the shares sum to 1.
 
-    `knobs` are those of the layouts (`knobs_of`); `explain` computes the shares, here or in another
-    process.
+    `knobs` are those of the layouts (`knobs_of`).
 
     Returns:
         Nothing where fewer than `LEAST_LAYOUTS` completed, or all objectives are equal.
     """
+    # Imported here: the driver starts faster without it, and most rounds do not need it.
+    import optuna
+
     best = sorted(measured.items(), key=lambda item: -item[1])[:MOST_LAYOUTS]
     known = [(layout, value) for layout, value in best if layouts.index_of(layout) is not None]
     ranks = _ranks_of(layouts, knobs, [layout for layout, _ in known])
@@ -103,9 +119,19 @@ def importances(
     values = [math.log(value) for _, value in known]
     if len(known) < LEAST_LAYOUTS or not varying or max(values) == min(values):
         return {}
-    return explain(
-        ranks=varying, largest={name: ranks[name][1] for name in varying}, values=values, seed=seed
-    )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        name: optuna.distributions.IntDistribution(0, ranks[name][1]) for name in varying
+    }
+    for row, value in enumerate(values):
+        params = {name: of[row] for name, of in varying.items()}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: min(max(float(share), 0.0), 1.0) for name, share in found.items()}
 
 
 def _ranks_of(

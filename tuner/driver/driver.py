@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
@@ -33,8 +34,10 @@ from layout_tuner.results_db.records import (
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.timing_mark import shares_cores
 from layout_tuner.tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
-from layout_tuner.tuner.analysis.importance_process import ImportanceProcess, explained
+from layout_tuner.tuner.analysis.importance import load
+from layout_tuner.tuner.driver.background_work import start_beside
 from layout_tuner.tuner.driver.campaign_end import (
     Spent,
     closing_message,
@@ -86,12 +89,8 @@ class Driver:
         *,
         opening: BackgroundOpening | None = None,
         limits: OpenLimits | None = None,
-        importance: ImportanceProcess | None = None,
     ) -> None:
-        """Starts without any search; without an `opening`, rounds open searches at once.
-
-        Without an `importance`, analyses are made in this process alone.
-        """
+        """Starts without any search; without an `opening`, rounds open searches at once."""
         self._store = store
         self._plans = PlanMaker(store)
         self._searches = OpenSearches(store, opening, limits)
@@ -104,7 +103,8 @@ class Driver:
         self._analysed: dict[int, tuple[int, float]] = {}
         """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
         clock."""
-        self._importance = importance
+        self._loading: Future[None] | None = None
+        """The imports of the analysis, once they have been started beside the rounds."""
         self._outages: dict[int, OutageLog] = {}
         """The failing rounds of each campaign."""
 
@@ -137,8 +137,6 @@ class Driver:
         """Closes its own connection, which would keep SQLite from emptying the write-ahead log."""
         if self._mark is not None:
             self._mark.close()
-        if self._importance is not None:
-            self._importance.close()
 
     def step(self) -> bool:
         """Drives every running campaign once.
@@ -153,8 +151,6 @@ class Driver:
         self._plans.step()
         campaigns = self._store.campaigns.to_drive()
         self._found_some = bool(campaigns)
-        if not campaigns and self._importance is not None:
-            self._importance.close()
         running = {campaign.id for campaign in campaigns}
         self._outages = {key: log for key, log in self._outages.items() if key in running}
         self._searches.keep_only(running)
@@ -507,8 +503,8 @@ class Driver:
     def _analysis_is_due(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
         seq, at = self._analysed.setdefault(campaign.id, (0, time.monotonic()))
         is_wanted = search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
-        if is_wanted and self._importance is not None:
-            self._importance.start()
+        if is_wanted and self._loading is None and shares_cores():
+            self._loading = start_beside("analysis-imports", load)
         return is_wanted and time.monotonic() - at >= ANALYSIS_INTERVAL_S
 
     def _analyse(self, campaign: CampaignRecord) -> None:
@@ -525,8 +521,7 @@ class Driver:
             layouts = spec.jobs(spec.legal_set()) if search is None else search.layouts
             standings = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
             trials = self._store.trials.find(campaign.id)
-            explain = explained if self._importance is None else self._importance.explained
-            analysis = analyse(campaign, standings, trials, layouts, explain)
+            analysis = analyse(campaign, standings, trials, layouts)
             if analysis is not None:
                 self._store.reports.keep_analysis(campaign.id, analysis)
         except DriverLeaseLostError:

@@ -29,7 +29,6 @@ from layout_tuner.results_db.errors import (
 )
 from layout_tuner.results_db.store import Store
 from layout_tuner.timing_mark import wait_while_timing
-from layout_tuner.tuner.analysis.importance_process import ImportanceProcess
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.driver import Driver
 from layout_tuner.tuner.driver.open_limits import OpenLimits
@@ -91,9 +90,7 @@ def _drive_once(store: Store, stop: StopRequest, limits: OpenLimits | None) -> N
         return
     with HeldLease(store, lease) as held:
         own = store.as_driver(lease.fence)
-        driver = Driver(
-            own, opening=BackgroundOpening(), limits=limits, importance=ImportanceProcess()
-        )
+        driver = Driver(own, opening=BackgroundOpening(), limits=limits)
 
         def must_stop(pause_s: float) -> bool:
             """Pauses; a round beside timed iterations would take cores of the ranks.

@@ -65,9 +65,10 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 @click.option(
     "--launcher",
     type=click.Choice(["local", "ray"]),
-    default="ray",
+    default="local",
     show_default=True,
-    help="How the worker starts ranks: by this machine's zygote, or by agents in Ray.",
+    help="How the worker starts ranks: by this machine's zygote, or by an agent in Ray, as on a "
+    "cluster, which takes 400 MiB.",
 )
 @click.option(
     "--nodes",
@@ -107,7 +108,7 @@ def up(
     elif launcher == "ray" and (
         lacks := missing_packages("layout-tuner up", ["ray"], extra="worker")
     ):
-        fail(f"{lacks}; or start it with --launcher local")
+        fail(f"{lacks}; or start it without --launcher ray")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     os.environ[SHARED_CORES_VARIABLE] = "1"  # and this, as do ranks
