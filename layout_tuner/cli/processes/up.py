@@ -68,7 +68,7 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
     default="local",
     show_default=True,
     help="How the worker starts ranks: by this machine's zygote, or by an agent in Ray, as on a "
-    "cluster, which takes 400 MiB.",
+    "cluster, which takes 480 MiB more.",
 )
 @click.option(
     "--nodes",
