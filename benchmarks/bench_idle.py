@@ -88,10 +88,12 @@ class ProcessOfUp:
 
 
 @contextmanager
-def running_up(data_dir: Path, *options: str) -> Iterator[psutil.Process]:
-    """`layout-tuner up`, once its driver and its worker are ready."""
+def running_up(
+    data_dir: Path, *options: str, checkout: Path | None = None
+) -> Iterator[psutil.Process]:
+    """`layout-tuner up`, of this or another checkout, once its driver and its worker are ready."""
     command = [
-        sys.executable,
+        sys.executable if checkout is None else str(checkout / ".venv/bin/python"),
         "-m",
         "layout_tuner",
         "up",
@@ -101,7 +103,7 @@ def running_up(data_dir: Path, *options: str) -> Iterator[psutil.Process]:
         "0",
     ]
     command += options
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -131,16 +133,18 @@ def processor_times(up: psutil.Process) -> dict[ProcessOfUp, float]:
     times = {}
     for process in (up, *up.children(recursive=True)):
         try:
-            words = process.cmdline()
             used = process.cpu_times()
-            part = _part(process, up.pid)
+            times[process_of_up(process, up.pid)] = used.user + used.system
         except psutil.NoSuchProcess:
             continue
-        shown = " ".join(word for word in words[1:6] if not word.startswith("-"))
-        times[ProcessOfUp(process.pid, part, (shown or process.name())[:70])] = (
-            used.user + used.system
-        )
     return times
+
+
+def process_of_up(process: psutil.Process, up: int) -> ProcessOfUp:
+    """A process below `up`, which has this pid."""
+    words = process.cmdline()
+    shown = " ".join(word for word in words[1:6] if not word.startswith("-"))
+    return ProcessOfUp(process.pid, _part(process, up), (shown or process.name())[:70])
 
 
 def _part(process: psutil.Process, up: int) -> str:

@@ -12,7 +12,6 @@ from layout_tuner.api.errors import ServiceStartError, SignInOwnerError
 from layout_tuner.documents.hosts import is_loopback_host
 from layout_tuner.errors import TokenFileUnusableError
 from layout_tuner.protocol.connection.bearer_token import token_in
-from layout_tuner.results_db.access.tokens import is_name, refuse_taken_name
 
 _ROLES: Final = ("viewer", "submitter", "admin")
 
@@ -112,6 +111,8 @@ class SignInOptions:
             TokenInvalidError: the name is not one of an owner.
             SignInOwnerError: the owner has no role here.
         """
+        from layout_tuner.results_db.access.tokens import is_name, refuse_taken_name
+
         refuse_taken_name(owner, "owner")
         if groups is None and self.group_role:
             raise SignInOwnerError(

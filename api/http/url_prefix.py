@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
-
-from fastapi.routing import iter_route_contexts
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from typing import TYPE_CHECKING, Final
 
 from layout_tuner.api.errors import ServiceStartError
+
+if TYPE_CHECKING:  # `up` reads a prefix without them
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_LENGTH: Final = 100
 
@@ -65,6 +65,8 @@ def refuse_taken_prefix(prefix: str, routes: Sequence[BaseRoute]) -> None:
 
     A proxy may remove the prefix: then nobody could tell a prefix from the beginning of a route.
     """
+    from fastapi.routing import iter_route_contexts
+
     paths = [str(route.path) for route in iter_route_contexts(routes)]
     taken = sorted({path.split("/")[1] for path in paths} - {""})
     if prefix.split("/")[1] in taken:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
-
-from tenacity import (
-    RetryCallState,
-    RetryError,
-    Retrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_fixed,
-)
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from layout_tuner.protocol.connection.outage_log import OutageLog
 from layout_tuner.results_db.errors import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 START_PATIENCE_S: Final = 60.0
 """Longest wait, at the start of a process, for a database that does not answer."""
@@ -44,6 +38,9 @@ def once_it_answers(
     Raises:
         DatabaseUnavailableError: the server did not answer in time, or it answered with a refusal.
     """
+    # Imported here: `up` reads the patience alone.
+    from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
     outage = OutageLog(_log, "connecting to the database", most_reasons=1)
 
     def log(attempt: RetryCallState) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
@@ -33,7 +34,10 @@ from layout_tuner.results_db.records import (
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign_settings import Budget
 from layout_tuner.search_spaces.layouts.layout import Layout
+from layout_tuner.timing_mark import shares_cores
 from layout_tuner.tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
+from layout_tuner.tuner.analysis.importance import load
+from layout_tuner.tuner.driver.background_work import start_beside
 from layout_tuner.tuner.driver.campaign_end import (
     Spent,
     closing_message,
@@ -99,6 +103,8 @@ class Driver:
         self._analysed: dict[int, tuple[int, float]] = {}
         """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
         clock."""
+        self._loading: Future[None] | None = None
+        """The imports of the analysis, once they have been started beside the rounds."""
         self._outages: dict[int, OutageLog] = {}
         """The failing rounds of each campaign."""
 
@@ -496,8 +502,10 @@ class Driver:
 
     def _analysis_is_due(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
         seq, at = self._analysed.setdefault(campaign.id, (0, time.monotonic()))
-        is_early = time.monotonic() - at < ANALYSIS_INTERVAL_S
-        return not is_early and search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
+        is_wanted = search.last_ended_seq - seq >= ENDINGS_AN_ANALYSIS
+        if is_wanted and self._loading is None and shares_cores():
+            self._loading = start_beside("analysis-imports", load)
+        return is_wanted and time.monotonic() - at >= ANALYSIS_INTERVAL_S
 
     def _analyse(self, campaign: CampaignRecord) -> None:
         """Stores an analysis of the knobs; where that fails, the campaign goes on without it.

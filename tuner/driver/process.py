@@ -28,8 +28,7 @@ from layout_tuner.results_db.errors import (
     ResultsDbError,
 )
 from layout_tuner.results_db.store import Store
-from layout_tuner.timing_mark import shares_cores, wait_while_timing
-from layout_tuner.tuner.analysis.importance import load
+from layout_tuner.timing_mark import wait_while_timing
 from layout_tuner.tuner.driver.campaign_opening import BackgroundOpening
 from layout_tuner.tuner.driver.driver import Driver
 from layout_tuner.tuner.driver.open_limits import OpenLimits
@@ -67,8 +66,6 @@ def drive(
     except StopRequested:
         return
     with closing(opened) as store:
-        if shares_cores():
-            load()  # 5 s of work, for which no probe is under way yet
         while not stop.is_requested:
             _drive_once(store, stop, limits)
     _log.info("stopped by a signal; campaigns go on when a driver is started again")

@@ -1,18 +1,23 @@
-"""`layout-tuner up`: the whole service on this machine."""
+"""`layout-tuner up`: the whole service on this machine.
+
+Its process lives as long as the service, so it imports nothing heavy: no HTTP client, no database.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import socket
 import sys
+import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
-import httpx
 
 from layout_tuner.api.http.bind_address import Endpoint
 from layout_tuner.api.http.url_prefix import read_prefix
@@ -28,8 +33,6 @@ from layout_tuner.cli.options.open_limits_options import arguments_of, open_limi
 from layout_tuner.cli.options.refusals import fail, refusals, refuse
 from layout_tuner.cli.options.simulation_options import simulation_options
 from layout_tuner.cli.service.login import sign_in_url
-from layout_tuner.client.clients import Client
-from layout_tuner.client.errors import ServiceError
 from layout_tuner.protocol.connection.data_home import PRIVATE_UMASK
 from layout_tuner.protocol.connection.running_service import LocalService, find_service
 from layout_tuner.protocol.connection.service_address import DATABASE_VARIABLE
@@ -130,7 +133,7 @@ def _run(
             service = _service(data, serve)
             assert service is not None
             # A restarted service keeps its port: the worker would not find another one.
-            port = httpx.URL(service.url).port or endpoint.port
+            port = urlsplit(service.url).port or endpoint.port
             serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
                 _child(
@@ -199,16 +202,21 @@ def _service(data: DataDir, serve: Child) -> LocalService | None:
 
 def _health(service: LocalService) -> Any:
     """The health that the service reports; None while it does not answer."""
-    tls = service.tls_context()
+    return _ask(service, "GET", "/v1/health", within_s=2.0)
+
+
+def _ask(service: LocalService, method: str, path: str, *, within_s: float, token: str = "") -> Any:
+    """The document with which the service answers; None where it refuses, or does not answer."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),  # a proxy would connect to its own loopback
+        urllib.request.HTTPSHandler(context=service.tls_context()),
+    )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    asked = urllib.request.Request(service.url + path, method=method, headers=headers)  # noqa: S310
     try:
-        answer = httpx.get(
-            f"{service.url}/v1/health",
-            timeout=2.0,
-            verify=True if tls is None else tls,
-            trust_env=False,  # a proxy would connect to its own loopback
-        )
-        return answer.raise_for_status().json()
-    except (httpx.HTTPError, ValueError):
+        with opener.open(asked, timeout=within_s) as answer:
+            return json.load(answer)
+    except (OSError, http.client.HTTPException, ValueError):
         return None
 
 
@@ -229,10 +237,9 @@ def _when_ready(service: LocalService) -> Callable[[], None]:
 def _greet(data: DataDir, service: LocalService, url_prefix: str) -> None:
     _say(f"layout-tuner is up at {service.url}{url_prefix}")
     token = read_token(data.token_file)
-    # The service may have just stopped answering.
-    with suppress(ServiceError), Client(service.url, token, tls=service.tls_context()) as client:
-        code = client.create_sign_in_code().code
-        _say(f"  sign in    {sign_in_url(service.url + url_prefix, code)}")
+    created = _ask(service, "POST", "/v1/sign-in-codes", within_s=10.0, token=token)
+    if created is not None:  # otherwise the service has just stopped answering
+        _say(f"  sign in    {sign_in_url(service.url + url_prefix, created['code'])}")
         _say("             (works once, within ten minutes; `layout-tuner login` prints another)")
     _say(f"  token file {data.token_file} (an admin's, readable by you alone)")
     _say(f"  API        {service.url}{url_prefix}/docs")

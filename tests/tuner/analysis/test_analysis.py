@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +20,8 @@ from layout_tuner.search_spaces.campaigns.fidelity import fidelities
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.spaces.job_set import JobSet
+from layout_tuner.timing_mark import SHARED_CORES_VARIABLE, TIMING_VARIABLE, timing
+from layout_tuner.tuner.analysis import importance
 from layout_tuner.tuner.analysis.analysis import (
     Tried,
     analyse,
@@ -185,6 +189,44 @@ def test_a_campaign_is_analysed_now_and_then_while_it_runs(
     assert campaign.record.state == "RUNNING"
     first = store.reports.analysis(campaign.id)
     assert first.last_ended_seq >= driver_module.ENDINGS_AN_ANALYSIS
+
+
+def test_the_imports_of_analyses_begin_once_when_trials_have_ended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setenv(SHARED_CORES_VARIABLE, "1")
+    monkeypatch.setattr(driver_module, "load", lambda: begun.append(num_ended()))
+    monkeypatch.setattr(driver_module, "analyse", lambda *_: None)
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 20}), judge)
+
+    def num_ended() -> int:
+        return sum(trial.ended_at is not None for trial in store.trials.find(campaign.id))
+
+    campaign.until(lambda: campaign.record.state != "RUNNING")
+    assert len(begun) == 1
+    assert begun[0] >= driver_module.ENDINGS_AN_ANALYSIS
+
+
+def test_the_imports_of_analyses_wait_for_ranks_that_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_of_this_test.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(importance, "_PACKAGES", ("only_of_this_test",))
+    monkeypatch.setenv(TIMING_VARIABLE, str(tmp_path / "mark"))
+    imported_before: list[bool] = []
+    with ExitStack() as ranks:
+        ranks.enter_context(timing())
+
+        def sleep(_pause_s: float) -> None:
+            imported_before.append("only_of_this_test" in sys.modules)
+            ranks.close()
+
+        monkeypatch.setattr("time.sleep", sleep)
+        importance.load()
+    assert imported_before == [False]
+    assert sys.modules.pop("only_of_this_test")
 
 
 def test_the_same_trials_have_the_same_importances_and_knobs_that_follow_have_none() -> None:

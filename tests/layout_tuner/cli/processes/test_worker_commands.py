@@ -166,6 +166,19 @@ def test_help_imports_neither_torch_nor_ray() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("cli.processes.up", {"fastapi", "httpx", "numpy", "pydantic", "sqlalchemy", "tenacity"}),
+        ("tuner.driver.process", {"deephyper", "optuna", "pandas", "scipy", "sklearn"}),
+    ],
+)
+def test_a_process_that_idles_has_not_imported_what_it_needs_seldom(
+    module: str, absent: set[str]
+) -> None:
+    printed_by(f"import sys, layout_tuner.{module}\nassert not {absent} & sys.modules.keys()")
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_probe_that_is_interrupted_leaves_no_process(mark: str, number: signal.Signals) -> None:
