@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Path, Request
+from fastapi import Form, Path, Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import SettingsDep, StoreDep
 from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.routes.webhooks import WebhookId, create_webhook, update_webhook
 from layout_tuner.api.schemas.webhooks import WebhookChange
 from layout_tuner.results_db.errors import WebhookInvalidError
 from layout_tuner.results_db.service_records import ADMIN_NOTICES, CAMPAIGN_NOTICES, WEBHOOK_FORMATS
 from layout_tuner.results_db.store import Store
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/webhooks")

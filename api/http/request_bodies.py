@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
 from layout_tuner.api.http.body_limits import holder_of, limits_of
+from layout_tuner.api.http.lazy_routes import LazyRoute
 from layout_tuner.documents.json_and_yaml import (
     JSON_TYPE,
     YAML_TYPES,
@@ -35,7 +35,7 @@ BODIES_AT_ONCE: Final = 2
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class BodyRoute(APIRoute):
+class BodyRoute(LazyRoute):
     """Parses the body before FastAPI does, with the same parser for every route.
 
     A document that is nested too deeply, or has a number that is too large or text that cannot be

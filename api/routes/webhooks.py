@@ -5,16 +5,17 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 
 from layout_tuner.api.dependencies import SettingsDep, StoreDep
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.http.webhook_hosts import refuse_address
 from layout_tuner.api.schemas.access import TokenId
 from layout_tuner.api.schemas.webhooks import WebhookChange, WebhookPage
 from layout_tuner.results_db.service_records import WebhookMessageRead, WebhookRead
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["webhooks"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1", tags=["webhooks"])
 
 WebhookId = Annotated[TokenId, Path()]
 

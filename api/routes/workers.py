@@ -10,7 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 
 from layout_tuner.api.dependencies import (
     ActorDep,
@@ -20,6 +20,7 @@ from layout_tuner.api.dependencies import (
     SettingsDep,
     StoreDep,
 )
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.schemas.allocations import WorkerPage
 from layout_tuner.protocol.worker_messages import (
@@ -39,7 +40,7 @@ from layout_tuner.results_db.allocations.workers import Beat
 from layout_tuner.results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
 from layout_tuner.results_db.errors import AttemptNotFoundError
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["workers"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1", tags=["workers"])
 
 SIGN_OF_LIFE_S: Final = 5.0
 """Seconds after which a waiting request asks again although nothing has changed: it is recorded as

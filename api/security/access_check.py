@@ -150,7 +150,7 @@ def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
     for route in iter_route_contexts(routes):
         if not set(route.methods or ()) - {"GET", "HEAD"}:
             continue
-        if not any(each.call is check_again for each in route.dependant.dependencies):
+        if not any(each.dependency is check_again for each in route.dependencies):
             raise AccessUndeclaredError(
                 f"the route {route.name} lacks the dependency `check_again`: it would accept forms of "
                 "other sites' pages"
