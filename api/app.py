@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager, closing
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
@@ -50,8 +50,8 @@ from layout_tuner.api.routes import (
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
 from layout_tuner.api.schemas.openapi_descriptions import describe_fields
 from layout_tuner.api.security.access_check import (
+    BEARER_SCHEME,
     AccessCheck,
-    bearer_scheme,
     check_again,
     refuse_unchecked,
 )
@@ -162,7 +162,6 @@ def _operation_id(route: APIRoute) -> str:
 
 def _all_routes() -> Sequence[BaseRoute]:
     """Every route under `/v1`, and those of health and metrics."""
-    checks = [Depends(bearer_scheme), Depends(check_again)]
     # The first route that matches answers, and workers send the most requests.
     modules = (
         workers,
@@ -183,11 +182,11 @@ def _all_routes() -> Sequence[BaseRoute]:
     )
     routers = [module.router for module in modules]
     named: dict[str, Any] = {"generate_unique_id_function": _operation_id}
-    checked = {**named, "responses": _REFUSALS}
+    checked = {**named, "responses": _REFUSALS, "openapi_extra": {"security": [{"bearer": []}]}}
     return (
-        *with_checks(routers, [*checks, Depends(refuse_unknown_query)], **checked),
-        *with_checks((health.router,), (), **named),
-        *with_checks((health.metrics_router,), checks, **checked),
+        *with_checks(routers, check_again, refuse_unknown_query, **checked),
+        *with_checks((health.router,), **named),
+        *with_checks((health.metrics_router,), check_again, **checked),
     )
 
 
@@ -234,6 +233,7 @@ def _document_problems(app: FastAPI) -> None:
             # The document is compared with the one of earlier versions: there the filters are last.
             leaderboard = schema["paths"]["/v1/campaigns/{campaign}/leaderboard"]["get"]
             leaderboard["parameters"].sort(key=lambda each: each["name"] in FILTER_NAMES)
+            schema["components"]["securitySchemes"] = {"bearer": BEARER_SCHEME}
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import Depends
 from starlette.routing import BaseRoute
 
 from layout_tuner.api.dashboard import (
@@ -52,10 +51,10 @@ _PAGES: Final = (
 
 def routes() -> list[BaseRoute]:
     """The routes of all pages and of their files."""
-    checks = [Depends(check_again), Depends(refuse_unknown_query_of_page)]
+    of_pages = (module.router for module in _PAGES)
     return [
-        *with_checks((module.router for module in _PAGES), checks, include_in_schema=False),
+        *with_checks(of_pages, check_again, refuse_unknown_query_of_page, include_in_schema=False),
         # The sign-in page reads its parameters itself: whoever opens it is not known yet.
-        *with_checks((sign_in_page.router,), checks[:1], include_in_schema=False),
-        *with_checks((assets.router,), (), include_in_schema=False),
+        *with_checks((sign_in_page.router,), check_again, include_in_schema=False),
+        *with_checks((assets.router,), include_in_schema=False),
     ]
