@@ -67,6 +67,7 @@ class BodyRoute(LazyRoute):
                 return await handle(parsed)
             for check in checks:
                 await check(parsed)
+            assert self.response_field is not None
             answer = self.response_field.serialize_json(await self.endpoint(**values))
             return Response(answer, self.status_code or 200, media_type=JSON_TYPE)
 
@@ -86,7 +87,7 @@ class BodyRoute(LazyRoute):
     def _values(self, parsed: _ParsedRequest) -> dict[str, Any] | None:
         """The arguments of such a function; None: FastAPI finds and words what is wrong."""
         of, values = self.dependant, dict[str, Any]()
-        if parsed.document is None:
+        if parsed.document is None or self.body_field is None:
             return None
         given = [(field, parsed.path_params[field.alias]) for field in of.path_params]
         given.append((self.body_field, parsed.document))
