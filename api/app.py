@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager, closing
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
@@ -17,6 +17,7 @@ from layout_tuner.api.dashboard.problem_pages import ProblemPages
 from layout_tuner.api.http import docs_page, error_responses
 from layout_tuner.api.http.body_limits import BoundedBodies, FairQueue
 from layout_tuner.api.http.browser_guard import BrowserGuard
+from layout_tuner.api.http.lazy_routes import with_checks
 from layout_tuner.api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
 from layout_tuner.api.http.rate_limit import GuessLimit, make_limits
 from layout_tuner.api.http.request_bodies import BODIES_AT_ONCE
@@ -48,8 +49,8 @@ from layout_tuner.api.routes import (
 from layout_tuner.api.schemas.campaigns_and_trials import Problem
 from layout_tuner.api.schemas.openapi_descriptions import describe_fields
 from layout_tuner.api.security.access_check import (
+    BEARER_SCHEME,
     AccessCheck,
-    bearer_scheme,
     check_again,
     refuse_unchecked,
 )
@@ -158,10 +159,8 @@ def _operation_id(route: APIRoute) -> str:
 
 def _all_routes() -> Sequence[BaseRoute]:
     """Every route under `/v1`, and those of health and metrics."""
-    router = APIRouter(generate_unique_id_function=_operation_id)
-    checks = [Depends(bearer_scheme), Depends(check_again)]
     # The first route that matches answers, and workers send the most requests.
-    for routes in (
+    modules = (
         workers,
         campaigns,
         plans,
@@ -176,21 +175,21 @@ def _all_routes() -> Sequence[BaseRoute]:
         allocations,
         access,
         usage,
-    ):
-        router.include_router(
-            routes.router,
-            dependencies=[*checks, Depends(refuse_unknown_query)],
-            responses=_REFUSALS,
-        )
-    router.include_router(health.router)
-    router.include_router(health.metrics_router, dependencies=checks, responses=_REFUSALS)
-    return tuple(router.routes)
+    )
+    routers = [module.router for module in modules]
+    named: dict[str, Any] = {"generate_unique_id_function": _operation_id}
+    checked = {**named, "responses": _REFUSALS, "openapi_extra": {"security": [{"bearer": []}]}}
+    return (
+        *with_checks(routers, check_again, refuse_unknown_query, **checked),
+        *with_checks((health.router,), **named),
+        *with_checks((health.metrics_router,), check_again, **checked),
+    )
 
 
 _ROUTES: Final = _all_routes()
 """Shared by all applications of a process: FastAPI reads the functions' signatures only once."""
 
-_PAGES: Final = tuple(pages.router().routes)
+_PAGES: Final = tuple(pages.routes())
 """The dashboard, shared in the same way; they come last, after the page of the API."""
 
 
@@ -230,6 +229,7 @@ def _document_problems(app: FastAPI) -> None:
             # The document is compared with the one of earlier versions: there the filters are last.
             leaderboard = schema["paths"]["/v1/campaigns/{campaign}/leaderboard"]["get"]
             leaderboard["parameters"].sort(key=lambda each: each["name"] in FILTER_NAMES)
+            schema["components"]["securitySchemes"] = {"bearer": BEARER_SCHEME}
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from layout_tuner.errors import SearchSpaceError
-from layout_tuner.search_spaces.campaigns.job_on_cluster import (
-    SEQ_LENGTH,
-    job_on_cluster,
-    model_of,
-)
 from layout_tuner.search_spaces.clusters.cluster import Cluster
-from layout_tuner.search_spaces.models.model_files import model_of_content
 from layout_tuner.search_spaces.models.model_presets import resolve_model
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.trainers.found_jobs.completed_job import CompletedJob
 from layout_tuner.trainers.found_jobs.found_job import FoundJob
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.read_job import read_jobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +58,10 @@ def read_upload(upload: JobUpload) -> UploadedJob:
         SearchSpaceError: the file holds no job, there is no job of that name, or config.json is
             wrong.
     """
+    # Readers and known models are slow to import, and few services are given a job.
+    from layout_tuner.search_spaces.campaigns.job_on_cluster import SEQ_LENGTH
+    from layout_tuner.trainers.found_jobs.read_job import read_jobs
+
     file = JobFile.of(upload.name, upload.text.encode("utf-8", "backslashreplace"))
     jobs = read_jobs(file)
     names = tuple(each.name for each in jobs) if len(jobs) > 1 else ()
@@ -83,6 +80,8 @@ def read_upload(upload: JobUpload) -> UploadedJob:
 
 
 def _completed(upload: JobUpload, names: tuple[str, ...], found: FoundJob) -> UploadedJob:
+    from layout_tuner.search_spaces.campaigns.job_on_cluster import job_on_cluster, model_of
+
     model, named = None, partial(_model, upload.config) if upload.config else None
     try:
         model, _ = model_of(found, named)
@@ -94,6 +93,8 @@ def _completed(upload: JobUpload, names: tuple[str, ...], found: FoundJob) -> Up
 
 def _model(config: str, length: int | None) -> ModelShape:
     """The shape of the uploaded config.json."""
+    from layout_tuner.search_spaces.models.model_files import model_of_content
+
     # The root has no name, which would become that of the model.
     path = Path("/config.json")
     return resolve_model(model_of_content(config.encode(), path, seq_length=length))

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, cast
 
-from fastapi import APIRouter, Form, Path, Query, Request
+from fastapi import Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter
 
 from layout_tuner.api.dependencies import HubDep, StoreDep
 from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.routes.access import Word, list_audit, revoke_token
 from layout_tuner.api.schemas.access import TokenId
 from layout_tuner.api.schemas.text_types import Moment
@@ -22,7 +23,7 @@ from layout_tuner.results_db.actor import TOKEN_ROLES, TokenRole
 from layout_tuner.results_db.errors import TokenDuplicateError, TokenInvalidError
 from layout_tuner.results_db.store import Store
 
-router = APIRouter()
+router = LazyRouter()
 
 AUDIT_PAGE: Final = 100
 """Entries of the audit on one page."""

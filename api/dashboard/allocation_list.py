@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from layout_tuner.api.dependencies import HolderDep, StoreDep
 from layout_tuner.api.html.rendering import go_to, render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.routes.access import only_of
 from layout_tuner.api.routes.allocations import AllocationId
 from layout_tuner.api.routes.from_records import allocation_reads
 from layout_tuner.api.schemas.text_types import Reason
 from layout_tuner.units import GIB
 
-router = APIRouter()
+router = LazyRouter()
 
 SHOWN: Final = 200
 """Most allocations on the page; the newest are shown."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Form, Request
+from fastapi import Form, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from layout_tuner.api.dashboard.campaign_page import ShowDep
 from layout_tuner.api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
 from layout_tuner.api.html.rendering import campaign_path, go_to
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.campaigns import SubmissionDep
 from layout_tuner.api.routes.trials import TrialPath
@@ -22,7 +23,7 @@ from layout_tuner.documents.numbers import read_number, read_whole
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord, Visibility
 from layout_tuner.results_db.store import Store
 
-router = APIRouter(route_class=BodyRoute)
+router = LazyRouter(route_class=BodyRoute)
 
 Back = Annotated[Literal["trial", "trials"], Form()]
 """The page that a form of a trial goes back to: the trial's, or the campaign's list."""

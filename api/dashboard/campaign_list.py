@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.campaigns.progress_and_waiting import trials_planned
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.schemas.text_types import QueryText
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
@@ -19,7 +20,7 @@ from layout_tuner.results_db.store import Store
 PAGE: Final = 50
 """Campaigns on one page."""
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/")

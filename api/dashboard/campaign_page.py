@@ -6,7 +6,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from layout_tuner.api.campaigns.progress_and_waiting import progress_of
@@ -14,6 +14,7 @@ from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.html.leaderboard_table import CHOICES, PAGE, leaderboard_table
 from layout_tuner.api.html.rendering import campaign_path, go_to, page_url, render
 from layout_tuner.api.html.result_sentences import finding_of, lead
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from layout_tuner.documents.limits import MAX_ID
@@ -23,7 +24,7 @@ from layout_tuner.results_db.trials.filter import LISTING_SORT_KEYS, Leaderboard
 from layout_tuner.search_spaces.layouts.job_settings import MAX_JOB_KNOBS
 from layout_tuner.search_spaces.objectives import OBJECTIVES
 
-router = APIRouter()
+router = LazyRouter()
 
 MAX_COLUMNS: Final = len(CHOICES) + MAX_JOB_KNOBS
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.campaigns.trials import cheap_probes, page_of_trials
@@ -15,6 +15,7 @@ from layout_tuner.api.dashboard.campaign_page import ShowDep
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.html.result_sentences import REASONS, end_of_log
 from layout_tuner.api.http.cursors import MAX_CURSOR
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import TrialFilterDep
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.protocol.states import TrialState
@@ -31,7 +32,7 @@ _WITHOUT_RESULT: Final[tuple[TrialState, ...]] = ("FAILED", "INFEASIBLE")
 
 Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR)]
 
-router = APIRouter(prefix="/campaigns/{campaign}")
+router = LazyRouter(prefix="/campaigns/{campaign}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

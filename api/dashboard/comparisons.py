@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
@@ -21,6 +21,7 @@ from layout_tuner.api.html.result_sentences import (
     ratio_interval,
 )
 from layout_tuner.api.html.trial_facts import TrialFacts, job_text, knob_text
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.plots.bars import keys, stacked
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.predictions.belief.plan_parts.layout_comparison import LayoutComparison
@@ -46,7 +47,7 @@ _WORDS: Final = ("95 % interval", "step time, 95 %", "runs", "trainer", "memory 
 _FIGURE: Final = re.compile(r"(-?[\d,]*\.?\d+(?:e[+-]\d+)?)( ?[^\s,]*)")
 """A number and its unit."""
 
-router = APIRouter()
+router = LazyRouter()
 
 
 class Row(NamedTuple):

@@ -9,13 +9,14 @@ from typing import Annotated, Final
 from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from layout_tuner.api.campaigns.exports import export_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import ExportUnavailableError
 from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.documents.reading import MAX_COUNT
 from layout_tuner.results_db.errors import TrialNotFoundError
@@ -26,7 +27,7 @@ from layout_tuner.trainers.exports.export import FORMATS
 from layout_tuner.trainers.exports.export_source import ExportError, KnobsLackingError
 from layout_tuner.trainers.exports.exported import ExportRead
 
-router = APIRouter()
+router = LazyRouter()
 
 ARCHIVE: Final = "all.zip"
 """Stands for all files in one archive, in place of a file's name."""

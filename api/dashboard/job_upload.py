@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from layout_tuner.api.campaigns.found_jobs import JobUpload, UploadedJob, read_upload
@@ -15,6 +15,7 @@ from layout_tuner.api.dashboard.job_form import JobForm, read_job_form
 from layout_tuner.api.dashboard.submit import SubmitPage, fields_of
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.errors import ApiError
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.campaigns import SubmissionDep
 from layout_tuner.documents.numbers import read_whole
@@ -28,7 +29,7 @@ from layout_tuner.search_spaces.clusters.cluster_presets import resolve_cluster
 from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
 from layout_tuner.trainers.found_jobs.stated_fields import read_stated
 
-router = APIRouter(route_class=BodyRoute)
+router = LazyRouter(route_class=BodyRoute)
 
 _REFUSED: Final = (SearchSpaceError, ApiError, ResultsDbError)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import APIRouter, Depends
+from starlette.routing import BaseRoute
 
 from layout_tuner.api.dashboard import (
     access_pages,
@@ -24,6 +24,7 @@ from layout_tuner.api.dashboard import (
     usage_page,
 )
 from layout_tuner.api.html import assets
+from layout_tuner.api.http.lazy_routes import with_checks
 from layout_tuner.api.http.query_parameters import refuse_unknown_query_of_page
 from layout_tuner.api.security.access_check import check_again
 
@@ -46,13 +47,12 @@ _PAGES: Final = (
 """Modules with a `router` of pages; each route has a line in `api.security.roles.ACCESS`."""
 
 
-def router() -> APIRouter:
+def routes() -> list[BaseRoute]:
     """The routes of all pages and of their files."""
-    found = APIRouter(include_in_schema=False)
-    checks = [Depends(check_again), Depends(refuse_unknown_query_of_page)]
-    for module in _PAGES:
-        found.include_router(module.router, dependencies=checks)
-    # The sign-in page reads its parameters itself: whoever opens it is not known yet.
-    found.include_router(sign_in_page.router, dependencies=[Depends(check_again)])
-    found.include_router(assets.router)
-    return found
+    of_pages = (module.router for module in _PAGES)
+    return [
+        *with_checks(of_pages, check_again, refuse_unknown_query_of_page, include_in_schema=False),
+        # The sign-in page reads its parameters itself: whoever opens it is not known yet.
+        *with_checks((sign_in_page.router,), check_again, include_in_schema=False),
+        *with_checks((assets.router,), include_in_schema=False),
+    ]

@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from layout_tuner.api.dashboard.campaign_page import ShowDep
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.formatting import unit
 from layout_tuner.api.html.rendering import PAGE_HEADERS
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from layout_tuner.results_db.campaigns.history_and_timeline import FailureCount
 from layout_tuner.search_spaces.layouts.layout import KNOBS
 from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 
-router = APIRouter(prefix="/campaigns/{campaign}")
+router = LazyRouter(prefix="/campaigns/{campaign}")
 
 MOST_NODES: Final = 12
 """Nodes with a column in the table of failures; the others share one."""

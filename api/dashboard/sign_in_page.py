@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -19,6 +19,7 @@ from layout_tuner.api.errors import SignInRefusedError, SignInTooOftenError
 from layout_tuner.api.html.rendering import render
 from layout_tuner.api.http.browser_guard import why_foreign
 from layout_tuner.api.http.error_responses import STATUS_OF, problem_response
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.security.authentication import (
     Authentication,
     address_of,
@@ -33,7 +34,7 @@ from layout_tuner.documents.json_and_yaml import JSON_TYPE, media_type_of
 from layout_tuner.results_db.access.tokens import hash_of_token
 from layout_tuner.results_db.store import Store
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/sign-in")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
@@ -35,6 +35,7 @@ from layout_tuner.api.dependencies import StoreDep, get_campaign
 from layout_tuner.api.errors import ApiError
 from layout_tuner.api.html.rendering import campaign_path, go_to, render
 from layout_tuner.api.http.body_limits import limits_of
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.campaigns import SubmissionDep
 from layout_tuner.api.schemas.campaigns_and_trials import CampaignChange
@@ -51,7 +52,7 @@ from layout_tuner.search_spaces.objectives import ALL_OBJECTIVES
 from layout_tuner.search_spaces.spaces.space_presets import SPACE_PRESETS
 from layout_tuner.units import memory
 
-router = APIRouter(route_class=BodyRoute)
+router = LazyRouter(route_class=BodyRoute)
 
 View = Literal["form", "yaml"]
 

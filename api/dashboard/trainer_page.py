@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.html.rendering import render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.routes.trainers import TrainerName, trainer_of
 from layout_tuner.trainers.registry import ADAPTERS
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/trainers/{name}")

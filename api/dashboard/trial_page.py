@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -15,6 +15,7 @@ from layout_tuner.api.formatting import REPEAT_WORDS, figure, objective_figure, 
 from layout_tuner.api.html.rendering import render
 from layout_tuner.api.html.result_sentences import REASONS, bounds, short_layout
 from layout_tuner.api.html.trial_facts import TrialFacts, knob_pairs
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.plot_data.plot_data import both_ends
 from layout_tuner.api.plot_data.step_times import iterations
 from layout_tuner.api.plots.bars import keys, stacked
@@ -32,7 +33,7 @@ from layout_tuner.terminal.plurals import capitalised
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/trials/{trial_id}")

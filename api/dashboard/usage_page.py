@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.formatting import usage_cells
 from layout_tuner.api.html.rendering import page_url, render
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.plot_data.usage import usage_over_time
 from layout_tuner.api.plots.static_plot import static_plot
 from layout_tuner.api.routes.usage import UsageText, usage_of
@@ -18,7 +19,7 @@ from layout_tuner.documents.reading import read_choice
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError
 from layout_tuner.results_db.service_records import USAGE_BY
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @router.get("/usage")

@@ -13,9 +13,10 @@ from importlib import resources
 from typing import Final
 
 import brotli  # type: ignore[import-untyped]
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from layout_tuner.api.errors import AssetNotFoundError
+from layout_tuner.api.http.lazy_routes import LazyRouter
 
 PLOTLY: Final = "plotly.js"
 """The plot library, from the installed package plotly; pages load it where they show a plot."""
@@ -25,7 +26,7 @@ _BROTLI_QUALITY: Final = 5
 """A higher quality takes seconds for the plot library and saves a tenth."""
 _MAPLIBRE_STYLE: Final = re.compile(rb'getElementById\("([0-9a-f]{64})"\)')
 
-router = APIRouter()
+router = LazyRouter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

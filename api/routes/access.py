@@ -7,7 +7,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request
+from fastapi import Body, Path, Query, Request
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
@@ -20,6 +20,7 @@ from layout_tuner.api.dependencies import (
 )
 from layout_tuner.api.errors import SignInCodeSourceError
 from layout_tuner.api.http.cursors import read_cursor, write_cursor
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.http.webhook_hosts import refuse_address
 from layout_tuner.api.schemas.access import (
@@ -53,7 +54,7 @@ from layout_tuner.results_db.errors import DeviceSignInRefusedError, TokenNotFou
 from layout_tuner.results_db.service_records import GroupRead, OwnerRead, QuotaRead, WebhookRead
 from layout_tuner.results_db.store import Store
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
 
 # No name contains control characters, and PostgreSQL cannot store NUL.
 Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]

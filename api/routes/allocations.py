@@ -5,9 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
 from layout_tuner.api.routes.from_records import allocation_reads
@@ -19,7 +20,7 @@ from layout_tuner.api.schemas.allocations import (
 )
 from layout_tuner.results_db.service_records import ClusterNodeRead
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
 
 AllocationId = Annotated[str, Path(max_length=64)]
 ClusterName = Annotated[str, Path(max_length=200)]

@@ -6,12 +6,13 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 
 from layout_tuner.api.campaigns.submission import Submission
 from layout_tuner.api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
 from layout_tuner.api.http.cursors import read_cursor, write_cursor
 from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,
@@ -35,7 +36,7 @@ from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign_settings import StrategyName
 from layout_tuner.search_spaces.objectives import AnyObjective
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
 
 IdempotencyKey = Annotated[
     IdempotencyKeyText | None,

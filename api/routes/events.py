@@ -6,15 +6,16 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 
 from layout_tuner.api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
 from layout_tuner.api.errors import EventNumberInvalidError
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.live.event_stream import EventStream
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.documents.limits import MAX_ID
 
-router = APIRouter(prefix="/v1", tags=["events"])
+router = LazyRouter(prefix="/v1", tags=["events"])
 
 LastEventId = Annotated[
     str | None,

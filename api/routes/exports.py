@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from layout_tuner.api.campaigns.exports import export_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead
 from layout_tuner.documents.limits import MAX_ID
 from layout_tuner.documents.reading import MAX_COUNT
@@ -16,7 +17,7 @@ from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
 from layout_tuner.trainers.exports.export import FORMATS
 from layout_tuner.trainers.exports.exported import ExportRead
 
-router = APIRouter(prefix="/v1", tags=["exports"])
+router = LazyRouter(prefix="/v1", tags=["exports"])
 
 
 @router.get("/exports/formats")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from starlette.responses import PlainTextResponse
 
 from layout_tuner.api.campaigns.progress_and_waiting import driver_is_alive
 from layout_tuner.api.dependencies import MetricsDep, SettingsDep, StoreDep
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.process.metrics import CONTENT_TYPE
 from layout_tuner.api.schemas.campaigns_and_trials import Health, Readiness
 from layout_tuner.api.settings import Settings
@@ -22,8 +23,8 @@ from layout_tuner.version import version
 LEAST_FREE_BYTES: Final = 64 << 20
 """With less free space on the data directory's disk, the next outcome may not be stored."""
 
-router = APIRouter(prefix="/v1", tags=["health"])
-metrics_router = APIRouter(tags=["health"])
+router = LazyRouter(prefix="/v1", tags=["health"])
+metrics_router = LazyRouter(tags=["health"])
 
 
 @router.get("/health", responses={503: {"model": Health}})

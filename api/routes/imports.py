@@ -5,12 +5,13 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 
 from layout_tuner.api.campaigns.imports import read_import
 from layout_tuner.api.campaigns.tables import trial_table
 from layout_tuner.api.dependencies import CampaignDep, SettingsDep, StoreDep
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.routes.campaigns import SharingDep
 from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
@@ -21,7 +22,7 @@ from layout_tuner.results_db.campaigns.imports import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
 from layout_tuner.search_spaces.tables.knob_columns import TableKnobs
 
-router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+router = LazyRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
 CSV_TYPE: Final = "text/csv"
 MAX_DECLARATIONS: Final = 32_000

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic_core import to_json
 
 from layout_tuner.api.campaigns.tables import PARQUET_TYPE, aside_columns, measurement_rows, parquet
 from layout_tuner.api.dependencies import CampaignName, StoreDep, get_campaign
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
 from layout_tuner.api.routes.from_records import leaderboard_page
@@ -18,7 +19,7 @@ from layout_tuner.results_db.trials.filter import LISTING_SORT_KEYS, Leaderboard
 from layout_tuner.search_spaces.objectives import Objective
 from layout_tuner.search_spaces.tables.writing import columns_of, table_text
 
-router = APIRouter(prefix="/v1", tags=["trials"])
+router = LazyRouter(prefix="/v1", tags=["trials"])
 
 _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
     200: {

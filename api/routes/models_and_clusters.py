@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import Depends, Path, Response
 
 from layout_tuner.api.campaigns.named_models_and_clusters import (
     PRESET_NAMES,
@@ -15,6 +15,7 @@ from layout_tuner.api.campaigns.named_models_and_clusters import (
 )
 from layout_tuner.api.dependencies import SettingsDep, StoreDep
 from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
 from layout_tuner.api.schemas.campaigns_and_trials import Document
 from layout_tuner.api.schemas.model_and_cluster_documents import (
@@ -27,7 +28,7 @@ from layout_tuner.results_db.campaigns.models_and_clusters import DescriptionRec
 from layout_tuner.search_spaces.clusters.cluster import Cluster
 from layout_tuner.search_spaces.models.model_shape import ModelShape
 
-router = APIRouter(prefix="/v1", tags=["models and clusters"])
+router = LazyRouter(prefix="/v1", tags=["models and clusters"])
 
 Name = Annotated[
     str,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.http.error_responses import names_fields_of_body
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import JobDep
 from layout_tuner.api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
 from layout_tuner.api.routes.campaigns import SubmissionDep
@@ -18,7 +19,7 @@ from layout_tuner.predictions.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.search_spaces.campaigns.fidelity import PROBE_START_S
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1/plans", tags=["campaigns"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1/plans", tags=["campaigns"])
 
 _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.ACCEPTED: {

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import HTMLResponse
 
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import AnalysisUnavailableError
 from layout_tuner.api.html.theme_colours import coloured
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import JobDep
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from layout_tuner.api.report.document import POLICY, report
 from layout_tuner.api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance, PlotRead
 from layout_tuner.results_db.campaigns.imports import IMPORTED
 
-router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+router = LazyRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
 
 @router.get("/{campaign}/report", response_class=HTMLResponse)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.errors import TrainerNotFoundError
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.schemas.trainer_documents import TrainerPage, TrainerRead
 from layout_tuner.documents.reading import nearest, shown
 from layout_tuner.protocol.worker_messages import declared_knobs
 from layout_tuner.results_db.store import Store
 from layout_tuner.trainers.registry import ADAPTERS, adapter_named
 
-router = APIRouter(prefix="/v1", tags=["trainers"])
+router = LazyRouter(prefix="/v1", tags=["trainers"])
 
 TrainerName = Annotated[
     str, Path(max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$", description="Name of a trainer.")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import PlainTextResponse
 
 from layout_tuner.api.campaigns.trials import page_of_trials
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.http.cursors import MAX_CURSOR
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.query_parameters import SortKeyOf, TrialFilterDep
 from layout_tuner.api.http.request_bodies import BodyRoute
 from layout_tuner.api.routes.etags import UNCHANGED, TagDep
@@ -25,7 +26,7 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
 from layout_tuner.protocol.worker_messages import TrialId
 from layout_tuner.results_db.trials.filter import SORT_KEYS, TrialOrder
 
-router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
+router = LazyRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 
 TrialPath = Annotated[TrialId, Path()]
 

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from layout_tuner.api.dependencies import StoreDep
 from layout_tuner.api.formatting import money_words
+from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.documents.duration import read_duration_s
 from layout_tuner.documents.limits import begins_like_formula
 from layout_tuner.documents.reading import shown
@@ -20,7 +21,7 @@ from layout_tuner.predictions.statistics.job_duration import TrainingJob, read_t
 from layout_tuner.results_db.service_records import UsageBy, UsageRead
 from layout_tuner.results_db.store import Store
 
-router = APIRouter(prefix="/v1", tags=["usage"])
+router = LazyRouter(prefix="/v1", tags=["usage"])
 
 UsageText = Annotated[str, Query(max_length=32)]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import Request
 from fastapi.routing import iter_route_contexts
-from fastapi.security import HTTPBearer
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,11 +34,11 @@ from layout_tuner.results_db.actor import Actor, TokenRole
 from layout_tuner.results_db.errors import DatabaseUnavailableError
 from layout_tuner.results_db.rows import record_of
 
-bearer_scheme = HTTPBearer(
-    auto_error=False,
-    scheme_name="bearer",
-    description="A token: that of the data directory, or one of `layout-tuner token create`.",
-)
+BEARER_SCHEME: Final = {
+    "type": "http",
+    "description": "A token: that of the data directory, or one of `layout-tuner token create`.",
+    "scheme": "bearer",
+}
 """For the OpenAPI document only; the access check checks tokens."""
 
 
@@ -146,13 +146,13 @@ async def check_again(request: Request) -> None:
 
 
 def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
-    """Raises AccessUndeclaredError for a changing route that lacks the dependency `check_again`."""
+    """Raises AccessUndeclaredError for a changing route that lacks the check `check_again`."""
     for route in iter_route_contexts(routes):
         if not set(route.methods or ()) - {"GET", "HEAD"}:
             continue
-        if not any(each.call is check_again for each in route.dependant.dependencies):
+        if check_again not in getattr(route.original_route, "checks", ()):
             raise AccessUndeclaredError(
-                f"the route {route.name} lacks the dependency `check_again`: it would accept forms of "
+                f"the route {route.name} lacks the check `check_again`: it would accept forms of "
                 "other sites' pages"
             )
 

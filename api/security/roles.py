@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -134,15 +133,15 @@ class OwnersOfThings:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._of_workers: dict[str, str] = {}
+        """Tokens by session: a session's never changes, and workers ask all the time."""
         self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[Store, str], str | None]]]
-        # A session's owner never changes, and workers ask every second.
-        of_worker = lru_cache(MOST_WORKERS)(store.workers.owner_of)
         self._parameter_and_owner = {
             "campaign": ("campaign", _of_campaign),
             "trial": ("trial_id", _of_trial),
             "model": ("name", lambda store, name: store.catalogue.owner_of("model", name)),
             "cluster": ("name", lambda store, name: store.catalogue.owner_of("cluster", name)),
-            "worker": ("worker_id", lambda _, worker_id: of_worker(worker_id)),
+            "worker": ("worker_id", lambda store, worker_id: store.workers.owner_of(worker_id)),
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], actor: Actor) -> str | None:
@@ -152,10 +151,16 @@ class OwnersOfThings:
         """
         parameter, find_owner = self._parameter_and_owner[owned]
         name, asker = named[parameter], actor.name if owned == "worker" else actor.owner
+        owner = self._of_workers.get(name) if owned == "worker" else None
         try:
-            owner = await run_in_threadpool(find_owner, self._store.by(actor), name)
+            if owner is None:
+                owner = await run_in_threadpool(find_owner, self._store.by(actor), name)
         except ValueUnstorableError:
             return None  # there is none of this name, and the route answers so
+        if owned == "worker" and owner is not None:
+            if len(self._of_workers) >= MOST_WORKERS:
+                self._of_workers.clear()
+            self._of_workers[name] = owner
         return None if owner is None or owner == asker else whose(owned, name, owner, asker)
 
 

@@ -39,6 +39,8 @@ class WorkerOrders:
     """After which they lease no more; they end earlier where no trial is left."""
     twice_every: int = 50
     """One outcome in so many is posted twice."""
+    beats: bool = True
+    """Whether they send heartbeats."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +106,7 @@ class _Worker:
         started_s = time.monotonic()
         leases = (await http.post(f"/v1/workers/{self._id}/leases", body))["leases"]
         if leases:
-            self._told.lease_s.append(time.monotonic() - started_s)
+            self._posted_work.lease_s.append(time.monotonic() - started_s)
         self._held |= {lease["trial_id"]: lease["attempt"] for lease in leases}
         return list(leases)
 
@@ -129,7 +131,7 @@ class _Worker:
     async def _beat(self, http: HttpConnection) -> None:
         # Workers come when their allocations begin, and not all at once.
         pause_s = self._chance.uniform(0, BEAT_S)
-        while True:
+        while self._orders.beats:
             await asyncio.sleep(pause_s)
             pause_s = BEAT_S
             trials = [
@@ -139,7 +141,7 @@ class _Worker:
             started_s = time.monotonic()
             body = json.dumps({"trials": trials}).encode()
             await http.post(f"/v1/workers/{self._id}/heartbeats", body)
-            self._told.beat_s.append(time.monotonic() - started_s)
+            self._posted_work.beat_s.append(time.monotonic() - started_s)
 
 
 async def work(orders: WorkerOrders) -> PostedWork:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 
+@lru_cache(16)  # every request names one
 def is_loopback_host(name: str) -> bool:
     """Whether a host name or address, without a port, is of the loopback interface."""
     name = name.strip("[]").lower().rstrip(".")

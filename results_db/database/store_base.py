@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -60,7 +59,8 @@ class StoreSection:
 
     def bound_to(self, database: Database, actor: Actor) -> Self:
         """The same section, with its caches, on a database and for an actor."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))  # copy.copy takes ten times as long
+        vars(other).update(vars(self))
         other._db, other._actor = database, actor
         return other
 

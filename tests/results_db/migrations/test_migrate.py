@@ -55,6 +55,7 @@ from tests.results_db.next_version import (
     become_this_version,
 )
 from tests.results_db.sealed import sealed
+from tools import new_database
 
 
 def test_scripts_are_named_after_revisions_up_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +160,21 @@ def test_an_older_database_takes_narrow_precisions_after_the_upgrade(database_ur
     with pytest.raises(DatabaseInvalidError, match=r"precision=fp8_block, which the earlier"):
         migrate.downgrade(database_url, "r014")
     assert_as_described(database_url)
+
+
+def test_a_new_database_is_what_the_migrations_make() -> None:
+    again = "a migration has changed: run `python -m tools.new_database`"
+    assert migrate.NEW_SQLITE.read_text() == new_database.statements(), again
+
+
+def test_a_new_database_is_made_without_alembic(tmp_path: Path) -> None:
+    code = f"""
+from layout_tuner.results_db.migrations import migrate
+migrate.upgrade("sqlite:///{tmp_path}/new.db")
+import sys; sys.exit("alembic" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert migrate.revision(f"sqlite:///{tmp_path}/new.db") == migrate.head()
 
 
 def test_upgrading_twice_changes_nothing(tmp_path: Path) -> None:
