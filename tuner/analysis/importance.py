@@ -43,8 +43,13 @@ def load() -> None:
 
     It runs on a thread of its own, long before the first analysis.
     """
+
+    def pause(pause_s: float) -> bool:
+        time.sleep(pause_s)
+        return False
+
     for name in _PACKAGES:
-        wait_while_timing(lambda pause_s: bool(time.sleep(pause_s)), longest_s=LONGEST_PAUSE_S)
+        wait_while_timing(pause, longest_s=LONGEST_PAUSE_S)
         import_module(name)
 
 
