@@ -21,6 +21,8 @@ from layout_tuner.api.schemas.access import (
     TokenCreated as TokenCreated,
     TokenPage as TokenPage,
     TokenRead as TokenRead,
+    WebhookCreate as WebhookCreate,
+    WebhookPage as WebhookPage,
     WhoAmI as WhoAmI,
 )
 from layout_tuner.api.schemas.allocations import (
@@ -57,10 +59,6 @@ from layout_tuner.api.schemas.trainer_documents import (
     TrainerRead as TrainerRead,
 )
 from layout_tuner.api.schemas.plans import PlanRead as PlanRead
-from layout_tuner.api.schemas.webhooks import (
-    WebhookChange as WebhookChange,
-    WebhookPage as WebhookPage,
-)
 from layout_tuner.client.clients import Client as Client
 from layout_tuner.client.errors import (
     EventsMissedError as EventsMissedError,

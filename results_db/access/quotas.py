@@ -87,7 +87,7 @@ class QuotaBook:
         ended = select(*by, *since).where(PastUse.day >= min(starts.values()), ~simulated)
         for owner, group, *sums in session.execute(ended.group_by(*by)):
             self.take(owner, group, dict(zip(starts, sums, strict=True)))
-        for owner, group, (_, is_simulated), _, held in running(session, now):
+        for owner, group, (_, is_simulated), _, held in running(session, now, at_most=True):
             if not is_simulated:
                 self.take(owner, group, dict.fromkeys(starts, held))
 

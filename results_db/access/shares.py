@@ -25,6 +25,7 @@ from layout_tuner.results_db.models.service_tables import GroupMember, GroupRow,
 from layout_tuner.results_db.models.tables import Attempt, Campaign, Trial
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.service_records import ShareRead
+from layout_tuner.search_spaces.probe_defaults import DEFAULT_DEADLINE_S
 from layout_tuner.trainers.simulator import is_simulator
 
 UNKNOWN_PROBE_S: Final = 60.0
@@ -86,19 +87,30 @@ class Use:
         return self.recent + self.held
 
 
-def probe_cost(node_seconds: float, ended: int, nodes: float = 1.0) -> float:
-    """Node-seconds that a probe is expected to cost, by what the ended ones did together."""
-    return node_seconds / ended if node_seconds and ended else nodes * UNKNOWN_PROBE_S
+def probe_cost(
+    node_seconds: float, ended: int, nodes: float = 1.0, unknown_s: float = UNKNOWN_PROBE_S
+) -> float:
+    """Node-seconds that a probe is expected to cost, by what the ended ones did together.
+
+    While none has ended, it is expected to take `unknown_s`.
+    """
+    return node_seconds / ended if node_seconds and ended else nodes * unknown_s
+
+
+def longest_s(probe_deadline_s: float | None) -> float:
+    """Seconds that a probe of a campaign takes at most."""
+    return DEFAULT_DEADLINE_S if probe_deadline_s is None else probe_deadline_s
 
 
 def running(
-    session: Session, now: datetime, *conditions: ColumnElement[bool]
+    session: Session, now: datetime, *conditions: ColumnElement[bool], at_most: bool = False
 ) -> Iterator[tuple[str, str | None, Place, int, float]]:
     """By campaign its owner, group, place and running trials, and the node-seconds that they hold.
 
     They hold their nodes since their leases; or what as many probes of the campaign cost on average
     if that is more, since devices leased a moment ago count too. Simulated ones hold in simulated
-    time.
+    time. Before one of a campaign has ended, they count as a minute each; with `at_most`, as their
+    deadline.
     """
     since = now.timestamp() - cast(extract("epoch", Attempt.started_at), Float)
     held_s = func.coalesce(Attempt.held_s, case((Attempt.phase == "waiting", 0.0), else_=since))
@@ -106,15 +118,17 @@ def running(
     whose = (Campaign.created_by, Campaign.group, Campaign.cluster_name, Campaign.trainer)
     query = (
         select(*whose, Campaign.node_seconds, Campaign.last_ended_seq)
-        .add_columns(func.count(), func.sum(Trial.num_nodes), so_far)
+        .add_columns(Campaign.probe_deadline_s, func.count(), func.sum(Trial.num_nodes), so_far)
         .join(Trial, Trial.campaign_id == Campaign.id)
         # The attempts of leases of this transaction are not written yet.
         .outerjoin(Attempt, (Attempt.trial_id == Trial.id) & (Attempt.attempt == Trial.attempt))
         .where(Trial.state == "RUNNING", *conditions)
         .group_by(Campaign.id)
     )
-    for owner, group, on, trainer, cost, ended, number, nodes, held in session.execute(query):
-        expected = number * probe_cost(cost, ended, nodes / number)
+    for owner, group, on, trainer, cost, ended, deadline_s, *of_trials in session.execute(query):
+        number, nodes, held = of_trials
+        unknown_s = longest_s(deadline_s) if at_most else UNKNOWN_PROBE_S
+        expected = number * probe_cost(cost, ended, nodes / number, unknown_s)
         yield owner, group, (on, is_simulator(trainer)), number, max(held or 0.0, expected)
 
 

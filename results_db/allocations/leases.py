@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
 from layout_tuner.results_db.access.quotas import QuotaBook
-from layout_tuner.results_db.access.shares import by_place, probe_cost
+from layout_tuner.results_db.access.shares import by_place, longest_s, probe_cost
 from layout_tuner.results_db.actor import QUOTA_PERIODS
 from layout_tuner.results_db.allocations.workers import Beat, fits, open_session, take_beats
 from layout_tuner.results_db.database.database import Database
@@ -182,7 +182,8 @@ class LeaseBatch:
             return True
         if self._quotas.full(campaign.created_by, campaign.group):
             return False
-        cost = probe_cost(campaign.node_seconds, campaign.last_ended_seq, trial.num_nodes)
+        so_far, most_s = campaign.node_seconds, longest_s(campaign.probe_deadline_s)
+        cost = probe_cost(so_far, campaign.last_ended_seq, trial.num_nodes, most_s)
         self._quotas.take(campaign.created_by, campaign.group, dict.fromkeys(QUOTA_PERIODS, cost))
         return True
 

@@ -150,29 +150,30 @@ def sqlite_tables() -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         url = f"sqlite:///{directory}/results.sqlite"
         migrate.upgrade(url)
-        definitions = (
-            "SELECT sql FROM sqlite_master WHERE type IN ('index', 'trigger', 'view') UNION ALL "
-            "SELECT name || ' never reuses ids' FROM sqlite_master WHERE sql LIKE '%AUTOINCREMENT%'"
-        )
-        return _tables(url, definitions)
+        return tables_of(url)
 
 
 def postgresql_tables() -> list[str]:
     """The tables of an upgraded PostgreSQL database."""
     with running_server() as server, server.database() as url:
         migrate.upgrade(url)
-        definitions = (
-            "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' "
-            "AND indexname NOT IN (SELECT conname FROM pg_constraint) UNION ALL "
-            "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal UNION ALL "
-            "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
-        )
-        return _tables(url.replace("postgresql://", "postgresql+psycopg://"), definitions)
+        return tables_of(url)
 
 
-def _tables(url: str, definitions: str) -> list[str]:
+_DEFINITIONS = {
+    "sqlite": "SELECT sql FROM sqlite_master WHERE type IN ('index', 'trigger', 'view') UNION ALL "
+    "SELECT name || ' never reuses ids' FROM sqlite_master WHERE sql LIKE '%AUTOINCREMENT%'",
+    "postgresql": "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' "
+    "AND indexname NOT IN (SELECT conname FROM pg_constraint) UNION ALL "
+    "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal UNION ALL "
+    "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+}
+
+
+def tables_of(url: str) -> list[str]:
     """Tables as SQLAlchemy reads them; indexes, triggers and functions as a query lists them."""
-    engine = sa.create_engine(url)
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    definitions = _DEFINITIONS[engine.dialect.name]
     try:
         inspector = sa.inspect(engine)
         lines = []

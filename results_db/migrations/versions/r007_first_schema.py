@@ -6,107 +6,21 @@ Revision: r007, after None. Earlier ones were never released.
 from alembic import op
 
 from layout_tuner.results_db.models.all_tables import METADATA
+from layout_tuner.results_db.models.new_schema import FUNCTIONS, create_schema
 
 revision = "r007"
 down_revision = None
 branch_labels = None
 depends_on = None
 
-_ENDED_CAMPAIGN = "('COMPLETED', 'CANCELLED', 'FAILED')"
-_ENDED_TRIAL = "('COMPLETED', 'INFEASIBLE', 'FAILED', 'CANCELLED')"
-
-_ENDED_ONCE = {
-    "campaigns_end_once": (
-        "BEFORE UPDATE OF state ON campaigns",
-        f"OLD.state IN {_ENDED_CAMPAIGN} AND NEW.state <> OLD.state",
-        "a campaign that has ended stays as it ended",
-    ),
-    "trials_end_once": (
-        "BEFORE UPDATE OF state ON trials",
-        f"OLD.state IN {_ENDED_TRIAL} AND NEW.state IN ('PENDING', 'RUNNING')",
-        "a trial that has ended neither waits nor runs again",
-    ),
-    "attempts_end_once": (
-        "BEFORE UPDATE OF ending ON attempts",
-        "OLD.ending IS NOT NULL AND NEW.ending IS NULL",
-        "an attempt that has ended does not run again",
-    ),
-}
-"""Triggers that compare a row with its earlier values: event, condition of a refusal, message."""
-
-_OF_MEASUREMENTS = {
-    "measurements_are_results": (
-        "INSERT",
-        "NEW",
-        "NOT IN ('COMPLETED', 'FAILED')",
-        "a measurement belongs to a trial with a result",
-    ),
-    "measurements_stay": (
-        "DELETE",
-        "OLD",
-        "= 'COMPLETED'",
-        "a completed trial keeps its measurement",
-    ),
-}
-"""Triggers that look at a measurement's trial: event, row, refused states of the trial, message."""
-
 
 def upgrade() -> None:
-    connection = op.get_bind()
-    METADATA.create_all(connection, checkfirst=False)
-    op.execute("INSERT INTO driver_lease (id, fence, host, pid) VALUES (1, 0, '', 0)")
-    op.execute("INSERT INTO sweeps (id) VALUES (1)")
-    op.execute("INSERT INTO event_counter (id, last_seq) VALUES (1, 0)")
-    if connection.dialect.name == "sqlite":
-        _create_triggers_of_sqlite()
-    else:
-        _create_triggers_of_postgresql()
+    create_schema(op.get_bind())
 
 
 def downgrade() -> None:
     connection = op.get_bind()
     METADATA.drop_all(connection)
     if connection.dialect.name != "sqlite":
-        for name in (*_ENDED_ONCE, *_OF_MEASUREMENTS):
+        for name in FUNCTIONS:
             op.execute(f"DROP FUNCTION {name}()")
-
-
-def _create_triggers_of_sqlite() -> None:
-    triggers = {name: (event, when, said) for name, (event, when, said) in _ENDED_ONCE.items()}
-    for name, (event, row, refused, said) in _OF_MEASUREMENTS.items():
-        when = f"{_state_of_trial(row)} {refused}"
-        triggers[name] = (f"BEFORE {event} ON measurements", when, said)
-    for name, (event, when, said) in triggers.items():
-        op.execute(
-            f"CREATE TRIGGER {name} {event} WHEN {when} BEGIN SELECT RAISE(ABORT, '{said}'); END"
-        )
-
-
-def _create_triggers_of_postgresql() -> None:
-    for name, (event, when, said) in _ENDED_ONCE.items():
-        _create_function(name, f"RAISE check_violation USING MESSAGE = '{said}';")
-        op.execute(
-            f"CREATE TRIGGER {name} {event} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {name}()"
-        )
-    # A trigger's WHEN cannot look into another table there.
-    for name, (event, row, refused, said) in _OF_MEASUREMENTS.items():
-        _create_function(
-            name,
-            f"IF {_state_of_trial(row)} {refused} THEN RAISE check_violation "
-            f"USING MESSAGE = '{said}'; END IF; RETURN {row};",
-        )
-        op.execute(
-            f"CREATE TRIGGER {name} BEFORE {event} ON measurements FOR EACH ROW "
-            f"EXECUTE FUNCTION {name}()"
-        )
-
-
-def _create_function(name: str, body: str) -> None:
-    op.execute(
-        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql "
-        f"AS $$ BEGIN {body} END $$"
-    )
-
-
-def _state_of_trial(row: str) -> str:
-    return f"(SELECT state FROM trials WHERE id = {row}.trial_id)"  # noqa: S608 - words of ours

@@ -31,6 +31,7 @@ from tests.kit.store import (
     take_leases,
 )
 from tests.results_db.access.test_fair_shares import make, run
+from tests.results_db.access.test_webhooks import hook
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -93,6 +94,13 @@ def test_a_batch_stops_at_the_quota(store: Store, worker: str) -> None:
     assert len(leases) == 2
     for lease in leases:
         post_outcome(store, lease.trial_id, lease.attempt, failed(duration_s=60.0))
+
+
+def test_unknown_probes_count_with_their_deadline(store: Store, worker: str) -> None:
+    limit(store, node_hours=1.0)
+    make(store, "a", trials=60, probe={"deadline_s": 1200.0})
+    assert len(take_leases(store, worker, 60)) == 3
+    assert take_leases(store, worker, 60) == []
 
 
 def test_what_runs_counts_and_finishes(store: Store, clock: TurnableClock, worker: str) -> None:
@@ -237,19 +245,16 @@ def test_owners_read_quotas_on_them(store: Store, worker: str) -> None:
 def test_80_percent_is_notified_once_a_period(
     store: Store, clock: TurnableClock, worker: str
 ) -> None:
-    store.owners.put_group("lab", members=["b"])
+    store.owners.put_group("lab", members=["b"], known_members=False)
     limit(store, "lab", "group", period="week", node_hours=3.0)
     limit(store, node_hours=10.0)
-    hooks = [by(store, owner).webhooks for owner in "ab"]
-    for each in hooks:
-        asked = {"address": "https://a.test/x", "format": "standard", "campaigns": "*"}
-        each.put(None, rotate=True, events=["quota.at_80_percent"], link="", **asked)
+    hooks = [hook(by(store, owner), events=["quota.at_80_percent"]) for owner in "ab"]
     make(store, "a")
     said: list[int] = []
     for _ in range(4):
         run(store, worker, 1, 2.5 * 3600)
         store.quotas.notify_nearly_used()
-        said.append(len(hooks[0].all()[0].messages))
+        said.append(len(sent(store)))
     assert said == [0, 0, 0, 1]
     make(store, "b", trials=1)
     run(store, worker, 1, 2.5 * 3600)
@@ -258,7 +263,7 @@ def test_80_percent_is_notified_once_a_period(
     for _ in range(2):
         store.quotas._notified.clear()  # as in another process
         store.quotas.notify_nearly_used()
-    assert [len(each.all()[0].messages) for each in hooks] == [2, 1]
+    assert [each.webhook_id for each in sent(store)] == [hooks[0], hooks[0], hooks[1]]
     texts = [each.data["text"] for each in sent(store)]
     assert texts[0] == (
         "'a' has 0 of 10 node-hours left in this day, which ends at 2026-01-02 00:00 UTC"
@@ -267,7 +272,7 @@ def test_80_percent_is_notified_once_a_period(
 
 
 def test_a_group_s_quota_counts_what_is_hidden(store: Store, worker: str) -> None:
-    store.owners.put_group("lab", members=["a", "b"])
+    store.owners.put_group("lab", members=["a", "b"], known_members=False)
     limit(store, "lab", "group", beyond="refuse")
     make(store, "a", visibility="private")
     run(store, worker, 1, 1800.0)

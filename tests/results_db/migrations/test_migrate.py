@@ -34,6 +34,7 @@ from layout_tuner.results_db.migrations import migrate
 from layout_tuner.results_db.models.table_base import Base
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.layouts.layout import Layout
+from tests.golden.structure import tables_of
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import (
     TimelyStore,
@@ -55,7 +56,6 @@ from tests.results_db.next_version import (
     become_this_version,
 )
 from tests.results_db.sealed import sealed
-from tools import new_database
 
 
 def test_scripts_are_named_after_revisions_up_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +89,13 @@ def assert_as_described(url: str) -> None:
 
 def test_the_migrations_build_what_the_models_describe(database_url: str) -> None:
     assert_as_described(database_url)
+    made_as_new = tables_of(database_url)
     migrate.downgrade(database_url, "base")
     with closing(Database(database_url)) as database:
         assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
     migrate.upgrade(database_url)
     assert_as_described(database_url)
+    assert tables_of(database_url) == made_as_new
 
 
 @pytest.mark.parametrize(
@@ -160,11 +162,6 @@ def test_an_older_database_takes_narrow_precisions_after_the_upgrade(database_ur
     with pytest.raises(DatabaseInvalidError, match=r"precision=fp8_block, which the earlier"):
         migrate.downgrade(database_url, "r014")
     assert_as_described(database_url)
-
-
-def test_a_new_database_is_what_the_migrations_make() -> None:
-    again = "a migration has changed: run `python -m tools.new_database`"
-    assert migrate.NEW_SQLITE.read_text() == new_database.statements(), again
 
 
 def test_a_new_database_is_made_without_alembic(tmp_path: Path) -> None:

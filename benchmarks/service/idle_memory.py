@@ -1,6 +1,6 @@
 """Memory of an idle `layout-tuner up`, and how long its first probe takes, beside another checkout.
 
-Run as `python -m benchmarks.bench_idle_memory --before CHECKOUT`, where CHECKOUT has a `.venv` of
+Run as `python -m benchmarks.service.idle_memory --before CHECKOUT`, where CHECKOUT has a `.venv` of
 its own. The two take turns. A turn starts `up` on a folder of its own; once driver and worker are
 ready and it has settled, it reads each process's proportional share of memory (PSS). Then it starts
 `up` again, and submits two trials as soon as it is ready. `--record` writes the section "Idle
@@ -145,7 +145,7 @@ def main() -> None:
     last = sorted(sides[1][2][-1].pss_bytes.items(), key=lambda each: -each[1])
     numbers = [each.cells() for each in figures_of(sides[0][2], sides[1][2])]
     text = (
-        f"`python -m benchmarks.bench_idle_memory --before CHECKOUT`; {describe_machine('torch')}."
+        f"`python -m benchmarks.service.idle_memory --before CHECKOUT`; {describe_machine('torch')}."
         f"\n\n{table(('figure', 'asked', 'measured', 'reached'), numbers)}\n\n"
         + table(
             ("process of the last turn", "MiB"),
