@@ -67,6 +67,16 @@ assert failure is None, failure
 """
 
 
+def test_rays_api_server_is_ended_and_the_rest_goes_on(nodes: RayNodes) -> None:
+    below = psutil.Process().children(recursive=True)
+    commands = {each.pid: " ".join(command_line(each)) for each in below}
+    for server in ("gcs_server", "raylet"):
+        assert any(server in command for command in commands.values())
+    api_server = "dashboard/dashboard.py"
+    wait_until_gone(pid for pid, command in commands.items() if api_server in command)
+    assert run_group(nodes, "succeed").failure is None
+
+
 def test_ranks_meet_over_ray_and_the_first_failure_ends_their_group(nodes: RayNodes) -> None:
     end = run_group(nodes, "meet")
     assert end.failure is None
