@@ -230,9 +230,14 @@ def test_administrators_see_all_and_workers_nothing(world: World) -> None:
         refuse_leaks(answer, world.made, asked)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgresql", marks=pytest.mark.nightly),
+    ],
+)
 @settings(
     max_examples=10,
     deadline=None,
