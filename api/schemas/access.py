@@ -9,6 +9,7 @@ from pydantic import Field
 
 from layout_tuner.api.schemas.campaigns_and_trials import Document, Request
 from layout_tuner.api.schemas.text_types import Moment
+from layout_tuner.results_db.access.owners import MAX_SUBJECT
 from layout_tuner.results_db.actor import QuotaAction, TokenRole
 from layout_tuner.results_db.service_records import (
     AuditEntryRead,
@@ -124,7 +125,7 @@ class OwnerPut(Request):
 
     weight: float | None = None
     """In fair shares, from 0.001 to 1000; null: it stays, and is 1 for a new owner."""
-    subject: str | None = None
+    subject: Annotated[str | None, Field(max_length=MAX_SUBJECT)] = None
     """Whom a provider signs in as this owner: issuer, # and `sub`; empty: none; null: it stays."""
 
 

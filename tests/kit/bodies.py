@@ -71,7 +71,18 @@ BODIES = [
         "POST", "/v1/nodes/{cluster}/{node}/quarantine", {"reason": "r"}, "/v1/nodes/c/n/quarantine"
     ),
     Body("POST", "/v1/trials/{trial_id}/repeat", {"times": 1}, "/v1/trials/1/repeat"),
-    Body("PUT", "/v1/owners/{name}", {"weight": 1.0}, "/v1/owners/ann"),
+    Body(
+        "PUT",
+        "/v1/owners/{name}",
+        {"weight": 1.0, "subject": "https://sso.test#1"},
+        "/v1/owners/ann",
+    ),
+    Body(
+        "POST",
+        "/v1/webhooks",
+        {"address": "https://hooks.test/x", "format": "slack", "events": ["campaign.ended"]},
+        "/v1/webhooks",
+    ),
     Body(
         "PUT",
         "/v1/groups/{name}",

@@ -385,7 +385,7 @@ def test_a_route_that_changes_something_has_to_check_forms() -> None:
 
     @router.post("/unchecked")
     def change_unchecked() -> None:
-        """Lacks the dependency."""
+        """Lacks the check."""
 
-    with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
+    with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the check"):
         refuse_unchecked(router.routes)
