@@ -17,13 +17,13 @@ from layout_tuner.workers.launchers.launcher_nodes import LaunchedNodes
 RAYS: Final = {
     "gcs_server": "ray/gcs/gcs_server",
     "raylet": "ray/raylet/raylet",
-    "dashboard": "ray/dashboard/dashboard.py",
     "dashboard agent": "ray::DashboardAgent",
     "runtime-env agent": "ray::RuntimeEnvAgent",
     "ray start": "ray.scripts.scripts",
     "node agent": "ray::RayAgent",
 }
-"""By kind, a text in the command line of its process. Our Ray has no monitor and no log monitor."""
+"""By kind, a text in the command line of its process. Our Ray has no monitor, no log monitor
+and no API server."""
 OURS: Final = {
     "bridge": "layout_tuner.workers.launchers.ray.bridge",
     "zygote": "layout_tuner.workers.ranks.zygote",
@@ -38,6 +38,8 @@ def pids_by_kind() -> dict[str, int]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             words = " ".join(process.cmdline())
+            if "ray/dashboard/dashboard.py" in words:
+                continue  # the launcher ends it after the start
             kinds = [kind for kind, text in (RAYS | OURS).items() if text in words]
             name = ("warden of " if _WARDEN in words else "") + kinds[0] if kinds else words
             found[name] = process.pid

@@ -184,6 +184,6 @@ def test_an_invalid_retention_keeps_the_service_from_starting(tmp_path: Path) ->
     refused = run_here("serve", "--data-dir", str(tmp_path / "data"), "--keep", "trials=3")
     assert refused_line(refused) == (
         "Error: 'trials=3' does not say what is kept: write KIND=DAYS, of logs, iterations, events, "
-        "audit, requests"
+        "audit, requests, messages"
     )
     assert not (tmp_path / "data").exists()
