@@ -29,7 +29,7 @@ from benchmarks.trainer.trainer_table import Figure
 from layout_tuner.protocol.connection.running_service import find_service
 
 _MIB: Final = 2**20
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 ASKED: Final = 0.75
 PATIENCE_S: Final = 300.0
 CAMPAIGN: Final[Mapping[str, Any]] = {
