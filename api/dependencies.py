@@ -8,13 +8,14 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Path, Request
 
 from layout_tuner.api.errors import CampaignOwnedError
+from layout_tuner.api.leases.worker_batches import WorkerBatches
 from layout_tuner.api.live.database_changes import DatabaseChanges
 from layout_tuner.api.live.event_hub import EventHub
 from layout_tuner.api.process.metrics import Metrics
 from layout_tuner.api.schemas.text_types import campaign_reference
 from layout_tuner.api.security.authentication import Credential
 from layout_tuner.api.security.holders import Holder
-from layout_tuner.api.security.roles import whose
+from layout_tuner.api.security.roles import OwnersOfThings, whose
 from layout_tuner.api.settings import Settings
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.records import CampaignRecord
@@ -41,9 +42,11 @@ async def get_store(request: Request) -> Store:
     return store if actor is None else store.by(actor)
 
 
+BatchesDep = Annotated[WorkerBatches, _from("app.state.batches")]
 ChangesDep = Annotated[DatabaseChanges, _from("app.state.changes")]
 HubDep = Annotated[EventHub, _from("app.state.hub")]
 MetricsDep = Annotated[Metrics, _from("app.state.metrics")]
+OwnersDep = Annotated[OwnersOfThings, _from("app.state.owners")]
 SettingsDep = Annotated[Settings, _from("app.state.settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
 ActorDep = Annotated[Actor, _from("state.actor")]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from layout_tuner.results_db.access import visibility as visibility  # its conditions are set here
 from layout_tuner.results_db.access.owners import Owners
@@ -27,7 +28,7 @@ from layout_tuner.results_db.campaigns.reports import Reports
 from layout_tuner.results_db.database.change_mark import ChangeMark
 from layout_tuner.results_db.database.data_dir import DataDir
 from layout_tuner.results_db.database.database import Database
-from layout_tuner.results_db.database.store_base import Clock, DatabaseClock
+from layout_tuner.results_db.database.store_base import Clock, DatabaseClock, StoreSection
 from layout_tuner.results_db.database.url import postgresql_url
 from layout_tuner.results_db.events.event_log import EventLog
 from layout_tuner.results_db.events.live_state import LiveStates
@@ -67,7 +68,6 @@ class Store:
         self._db = database
         self._clock = clock or partial(datetime.now, UTC)
         self._actor = SYSTEM
-        self._of: Store | None = None
         parts = (database, self._clock)
         self.campaigns = Campaigns(*parts)
         self.imports = Imports(*parts)
@@ -121,20 +121,12 @@ class Store:
 
     def _copy(self, database: Database, actor: Actor) -> Self:
         """The same store on another view of the database and for an actor."""
-        other = object.__new__(type(self))
-        other._database_clock, other._clock = self._database_clock, self._clock
-        other._db, other._actor, other._of = database, actor, self
+        other = copy.copy(self)
+        other._db, other._actor = database, actor
+        for name, section in vars(self).items():
+            if isinstance(section, StoreSection):
+                setattr(other, name, section.bound_to(database, actor))
         return other
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Binds a section of a copy when it is first used: a request uses one or two."""
-            if name.startswith("_") or self._of is None:
-                raise AttributeError(f"a store has no {name}")
-            section = getattr(self._of, name).bound_to(self._db, self._actor)
-            setattr(self, name, section)
-            return section
 
     @classmethod
     def open(

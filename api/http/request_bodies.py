@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from inspect import iscoroutinefunction
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.params import Body
 from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.errors import DocumentTypeUnsupportedError
@@ -47,7 +45,6 @@ class BodyRoute(LazyRoute):
 
     def get_route_handler(self) -> Handler:
         handle, field = super().get_route_handler(), self.body_field
-        is_plain, checks = self._is_plain(), self.checks
         if not {"POST", "PUT", "PATCH"}.intersection(self.methods or ()):
             return handle
 
@@ -62,48 +59,15 @@ class BodyRoute(LazyRoute):
             elif field is not None:
                 async with request.app.state.readers.turn(holder_of(request.scope)):
                     await run_in_threadpool(parsed.parse, self.name, field.validate)
-            values = self._values(parsed) if is_plain else None
-            if values is None:
-                return await handle(parsed)
-            for check in checks:
-                await check(parsed)
-            assert self.response_field is not None
-            answer = self.response_field.serialize_json(await self.endpoint(**values))
-            return Response(answer, self.status_code or 200, media_type=JSON_TYPE)
+            return await handle(parsed)
 
         return parse_and_handle
-
-    def _is_plain(self) -> bool:
-        """Whether the function is a coroutine of a JSON body and the path, and of nothing else.
-
-        It is called without FastAPI's search for dependencies, half of a worker's request.
-        """
-        of = self.dependant
-        others = (of.dependencies, of.query_params, of.header_params, of.cookie_params)
-        plain = iscoroutinefunction(self.endpoint) and self.response_field is not None
-        is_json = [type(each.field_info) for each in of.body_params] == [Body]
-        return plain and is_json and not any(others) and not self._embed_body_fields
-
-    def _values(self, parsed: _ParsedRequest) -> dict[str, Any] | None:
-        """The arguments of such a function; None: FastAPI finds and words what is wrong."""
-        of, values = self.dependant, dict[str, Any]()
-        if parsed.document is None or self.body_field is None:
-            return None
-        given = [(field, parsed.path_params[field.alias]) for field in of.path_params]
-        given.append((self.body_field, parsed.document))
-        for field, value in given:
-            values[field.name], errors = field.validate(value, {}, loc=())
-            if errors:
-                return None
-        if of.request_param_name is not None:
-            values[of.request_param_name] = parsed
-        return values
 
 
 class _ParsedRequest(Request):
     """A request whose JSON body or form is parsed once."""
 
-    document: Any = None
+    _document: Any = None
 
     def parse(self, operation: str, validate: Callable[..., Any] | None = None) -> None:
         """Parses the body if FastAPI reads it with `Request.json`, and validates it.
@@ -117,10 +81,10 @@ class _ParsedRequest(Request):
         if not self._body or not is_json:
             return
         most = limits_of(operation).num_values
-        self.document = read_json(self._body, most, text_rule=text_problem)
+        self._document = read_json(self._body, most, text_rule=text_problem)
         if validate is not None:
             # FastAPI accepts a valid object as it is, and does not validate it again.
-            self.document, errors = validate(self.document, {}, loc=("body",))
+            self._document, errors = validate(self._document, {}, loc=("body",))
             if errors:
                 raise RequestValidationError(errors)
 
@@ -129,7 +93,7 @@ class _ParsedRequest(Request):
         await self.form()
 
     async def json(self) -> Any:
-        return self.document
+        return self._document
 
 
 _FIELDS: Final[dict[str, Any]] = {

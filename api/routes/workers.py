@@ -12,14 +12,17 @@ from typing import Annotated, Final
 
 from fastapi import Path, Request
 
-from layout_tuner.api.dependencies import StoreDep
+from layout_tuner.api.dependencies import (
+    ActorDep,
+    BatchesDep,
+    ChangesDep,
+    OwnersDep,
+    SettingsDep,
+    StoreDep,
+)
 from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.http.request_bodies import BodyRoute
-from layout_tuner.api.leases.worker_batches import WorkerBatches
-from layout_tuner.api.live.database_changes import DatabaseChanges
 from layout_tuner.api.schemas.allocations import WorkerPage
-from layout_tuner.api.security.roles import OwnersOfThings
-from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,
@@ -32,7 +35,6 @@ from layout_tuner.protocol.worker_messages import (
     WorkerCreate,
     WorkerCreated,
 )
-from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S, LeaseAsk
 from layout_tuner.results_db.allocations.workers import Beat
 from layout_tuner.results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
@@ -79,6 +81,9 @@ def drain_worker(worker_id: WorkerId, store: StoreDep) -> None:
 async def lease_trials(
     worker_id: WorkerId,
     body: LeaseRequest,
+    batches: BatchesDep,
+    changes: ChangesDep,
+    settings: SettingsDep,
     request: Request,
 ) -> LeasesRead:
     """Lease waiting trials that fit the worker, the oldest first; waits up to `wait_s` for one.
@@ -86,9 +91,6 @@ async def lease_trials(
     404 if the session is unknown or has ended: the worker must register again. 409 if another
     worker has registered with the same name: the worker must end.
     """
-    batches: WorkerBatches = request.app.state.batches
-    changes: DatabaseChanges = request.app.state.changes
-    settings: Settings = request.app.state.settings
     ask = LeaseAsk(worker_id=worker_id, request=body)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + body.wait_s
@@ -114,7 +116,7 @@ async def lease_trials(
 
 @router.post("/workers/{worker_id}/heartbeats")
 async def post_heartbeat(
-    worker_id: WorkerId, body: HeartbeatBody, request: Request
+    worker_id: WorkerId, body: HeartbeatBody, batches: BatchesDep
 ) -> HeartbeatReply:
     """Extend the leases of the worker's trials, and report the status of its nodes.
 
@@ -123,13 +125,16 @@ async def post_heartbeat(
     404 if the session is unknown or has ended: the worker must register again. 409 if another
     worker has registered with the same name: the worker must end.
     """
-    batches: WorkerBatches = request.app.state.batches
     return await batches.beats.ask(Beat(worker_id=worker_id, heartbeat=body))
 
 
 @router.post("/trials/{trial_id}/outcome")
 async def post_outcome(
-    trial_id: Annotated[TrialId, Path()], body: OutcomePost, request: Request
+    trial_id: Annotated[TrialId, Path()],
+    body: OutcomePost,
+    batches: BatchesDep,
+    owners: OwnersDep,
+    actor: ActorDep,
 ) -> OutcomeReply:
     """Report the outcome of an attempt. Repeating it changes nothing.
 
@@ -138,10 +143,7 @@ async def post_outcome(
     if another token registered the worker; 422 if a figure contradicts another, the layout, the
     device or the service's clock.
     """
-    batches: WorkerBatches = request.app.state.batches
-    actor: Actor = request.state.actor
     if actor.role != "admin":
-        owners: OwnersOfThings = request.app.state.owners
         why = await owners.why_not("worker", {"worker_id": body.worker_id}, actor)
         if why is not None:
             raise AttemptNotFoundError(why)
