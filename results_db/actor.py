@@ -53,3 +53,6 @@ QUOTA_PERIODS: Final[tuple[QuotaPeriod, ...]] = get_args(QuotaPeriod)
 QuotaAction = Literal["refuse", "wait"]
 """What becomes of a campaign beyond a quota: its submission is refused, or its trials wait."""
 QUOTA_ACTIONS: Final[tuple[QuotaAction, ...]] = get_args(QuotaAction)
+
+MAX_SUBJECT: Final = 511
+"""Most characters of whom a provider signs in: an issuer, a # and a `sub`."""

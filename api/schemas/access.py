@@ -9,8 +9,7 @@ from pydantic import Field
 
 from layout_tuner.api.schemas.campaigns_and_trials import Document, Request
 from layout_tuner.api.schemas.text_types import Moment
-from layout_tuner.results_db.access.owners import MAX_SUBJECT
-from layout_tuner.results_db.actor import QuotaAction, TokenRole
+from layout_tuner.results_db.actor import MAX_SUBJECT, QuotaAction, TokenRole
 from layout_tuner.results_db.service_records import (
     AuditEntryRead,
     GroupRead,

@@ -21,6 +21,7 @@ from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.results_db.access.sign_ins import end_sign_ins
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
 from layout_tuner.results_db.access.visibility import may_see
+from layout_tuner.results_db.actor import MAX_SUBJECT
 from layout_tuner.results_db.database.database import refused_unless_unique
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -41,9 +42,6 @@ from layout_tuner.results_db.service_records import GroupRead, OwnerRead
 MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 """Least and largest weight: with others a share would be too small to see, or all of it."""
-
-MAX_SUBJECT: Final = 511
-"""Most characters of an issuer, a # and a `sub`."""
 
 _SUBJECT: Final = re.compile(r"https?://[!-~]+#[ -~]+")
 
