@@ -155,7 +155,14 @@ def test_a_session_of_a_sign_in_lasts_a_week_at_most(
 
 @pytest.mark.parametrize(
     "subject",
-    ["ann", "https://sso.example", "https://sso.example#", "https://s#a\n", "#1", "https://s#" + "x" * 502],
+    [
+        "ann",
+        "https://sso.example",
+        "https://sso.example#",
+        "https://s#a\n",
+        "#1",
+        "https://s#" + "x" * 502,
+    ],
 )
 def test_an_odd_subject_is_refused(signing: Signing, subject: str) -> None:
     before = everything(signing)
