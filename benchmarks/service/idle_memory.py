@@ -25,11 +25,11 @@ import psutil
 from benchmarks.arguments import count
 from benchmarks.bench_idle import ProcessOfUp, process_of_up, running_up
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.service.live_service import ROOT
 from benchmarks.trainer.trainer_table import Figure
 from layout_tuner.protocol.connection.running_service import find_service
 
 _MIB: Final = 2**20
-ROOT: Final = Path(__file__).parents[2]
 ASKED: Final = 0.75
 PATIENCE_S: Final = 300.0
 CAMPAIGN: Final[Mapping[str, Any]] = {

@@ -119,10 +119,8 @@ class Webhooks(StoreSection):
 
         `given` are the address, the format, the events, and the address of links in messages.
         """
-        owner, secret = (
-            self._actor.owner,
-            f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}",
-        )
+        owner = self._actor.owner
+        secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         with self._db.write() as session:
             own = select(func.count()).where(WebhookRow.owner == owner)
             if (session.scalar(own) or 0) >= MAX_WEBHOOKS:
