@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from sqlalchemy import ColumnElement, delete, exists, select
 
 from layout_tuner.documents.numbers import read_number
-from layout_tuner.results_db.access.sign_ins import SignIns
+from layout_tuner.results_db.access.browser_sessions import SignIns
 from layout_tuner.results_db.database.database import rows_deleted
 from layout_tuner.results_db.database.events import emit
 from layout_tuner.results_db.database.locks import lock_campaign

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Self
 
 from layout_tuner.results_db.access import visibility as visibility  # its conditions are set here
-from layout_tuner.results_db.access.owners import Owners
+from layout_tuner.results_db.access.browser_sessions import SignIns
+from layout_tuner.results_db.access.owners_and_groups import Owners
 from layout_tuner.results_db.access.quotas import Quotas
 from layout_tuner.results_db.access.shares import Shares
-from layout_tuner.results_db.access.sign_ins import SignIns
 from layout_tuner.results_db.access.tokens import Access
 from layout_tuner.results_db.access.webhooks import Webhooks
 from layout_tuner.results_db.actor import SYSTEM, Actor
@@ -21,7 +21,7 @@ from layout_tuner.results_db.allocations.workers import Workers
 from layout_tuner.results_db.campaigns.campaigns import Campaigns
 from layout_tuner.results_db.campaigns.driver_lease import DriverLeases, fenced
 from layout_tuner.results_db.campaigns.history_and_timeline import CampaignHistory
-from layout_tuner.results_db.campaigns.imports import Imports
+from layout_tuner.results_db.campaigns.imported_tables import Imports
 from layout_tuner.results_db.campaigns.models_and_clusters import Descriptions
 from layout_tuner.results_db.campaigns.plans import Plans
 from layout_tuner.results_db.campaigns.reports import Reports

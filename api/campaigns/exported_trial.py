@@ -12,7 +12,7 @@ from layout_tuner.documents.limits import visible_line
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.cheap_probe_step_time import CheapProbe
 from layout_tuner.protocol.worker_messages import MAX_WORDS
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec, scopes_for

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from layout_tuner.api.campaigns.submission import numbered
 from layout_tuner.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
-from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.results_db.campaigns.imported_tables import NewImport
 from layout_tuner.search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import LAYOUT_FIELDS
 from layout_tuner.search_spaces.spaces.search_space import SearchSpace

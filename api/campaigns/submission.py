@@ -16,7 +16,7 @@ from layout_tuner.documents.reading import MAX_NAME_LENGTH, Problems, read_mappi
 from layout_tuner.errors import CampaignInvalidError, SearchSpaceError, SpaceInvalidError
 from layout_tuner.predictions.belief.plan import Plan
 from layout_tuner.protocol.worker_messages import declared_knobs
-from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
+from layout_tuner.results_db.access.owners_and_groups import DEFAULT_SHARING, Sharing
 from layout_tuner.results_db.campaigns.campaigns import name_taken
 from layout_tuner.results_db.campaigns.idempotency_keys import RequestKey
 from layout_tuner.results_db.campaigns.plans import PlanOptions

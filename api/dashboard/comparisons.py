@@ -26,7 +26,7 @@ from layout_tuner.api.plots.bars import keys, stacked
 from layout_tuner.api.schemas.text_types import id_in
 from layout_tuner.predictions.belief.plan_parts.layout_comparison import LayoutComparison
 from layout_tuner.protocol.worker_messages import TrialId
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.results_db.store import Store

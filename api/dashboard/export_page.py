@@ -12,7 +12,7 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from layout_tuner.api.campaigns.exports import export_of
+from layout_tuner.api.campaigns.exported_trial import export_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.errors import ExportUnavailableError
 from layout_tuner.api.html.rendering import render

@@ -27,7 +27,7 @@ from layout_tuner.api.live.open_streams import OpenStreams
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.owners import Audience
+from layout_tuner.results_db.access.owners_and_groups import Audience
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.records import EventRead
 from layout_tuner.results_db.store import Store

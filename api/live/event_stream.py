@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from layout_tuner.api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
 from layout_tuner.api.live.open_streams import CLOSING_S
 from layout_tuner.api.settings import Settings
-from layout_tuner.results_db.access.owners import Audience
+from layout_tuner.results_db.access.owners_and_groups import Audience
 from layout_tuner.results_db.errors import ResultsDbError
 from layout_tuner.results_db.events.live_state import LiveState
 from layout_tuner.results_db.store import Store

@@ -34,7 +34,7 @@ from layout_tuner.documents.json_and_yaml import write_yaml
 from layout_tuner.predictions.belief.plan_text import PROSE_WIDTH, job_lines
 from layout_tuner.predictions.statistics.job_duration import TrainingJob
 from layout_tuner.protocol.states import TrialState
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 from layout_tuner.results_db.campaigns.reports import TrialBrief
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
 from layout_tuner.results_db.records import Analysis, CampaignRecord, ProbeCount

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 from layout_tuner.results_db.records import CampaignRecord
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.campaigns.campaign_settings import ProbeSettings

@@ -29,7 +29,7 @@ from layout_tuner.api.schemas.campaigns_and_trials import (
     CampaignPage,
 )
 from layout_tuner.api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.campaigns.filter import CampaignFilter
 from layout_tuner.results_db.records import MAX_PRIORITY, CampaignRecord, CampaignState, Visibility
 from layout_tuner.results_db.store import Store

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query
 
-from layout_tuner.api.campaigns.exports import export_of
+from layout_tuner.api.campaigns.exported_trial import export_of
 from layout_tuner.api.dependencies import CampaignDep, StoreDep
 from layout_tuner.api.http.lazy_routes import LazyRouter
 from layout_tuner.api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead

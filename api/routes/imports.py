@@ -17,8 +17,8 @@ from layout_tuner.api.routes.from_records import campaigns_read
 from layout_tuner.api.schemas.campaigns_and_trials import ImportRead
 from layout_tuner.documents.json_and_yaml import media_type_of, read_json
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT
-from layout_tuner.results_db.access.owners import Sharing
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.access.owners_and_groups import Sharing
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 from layout_tuner.search_spaces.tables import write_table
 from layout_tuner.search_spaces.tables.knob_columns import TableKnobs
 

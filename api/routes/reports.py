@@ -15,7 +15,7 @@ from layout_tuner.api.http.query_parameters import JobDep
 from layout_tuner.api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from layout_tuner.api.report.document import POLICY, report
 from layout_tuner.api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance, PlotRead
-from layout_tuner.results_db.campaigns.imports import IMPORTED
+from layout_tuner.results_db.campaigns.imported_tables import IMPORTED
 
 router = LazyRouter(prefix="/v1/campaigns", tags=["campaigns"])
 

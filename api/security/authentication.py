@@ -247,7 +247,7 @@ async def begin_session(
     """Exchanges a one-time code, or a token, for a session; returns the session's secret.
 
     Wrong ones are counted by address. A token is refused if `codes_only`. How long codes and
-    sessions live is in `results_db/access/sign_ins.py`.
+    sessions live is in `results_db/access/browser_sessions.py`.
 
     Raises:
         SignInRefusedError: it is neither, or no longer valid.

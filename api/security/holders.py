@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from layout_tuner.api.background_loops import attempt, in_background
 from layout_tuner.protocol.connection.outage_log import OutageLog
-from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.browser_sessions import SESSION_IDLE_LIFE
 from layout_tuner.results_db.access.tokens import (
     LOCAL_ADMIN,
     LOCAL_WORKER,

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from layout_tuner.api.http.browser_guard import browser_host, browser_scheme
-from layout_tuner.results_db.access.sign_ins import SESSION_LIFE
+from layout_tuner.results_db.access.browser_sessions import SESSION_LIFE
 
 NAME: Final = "layout_tuner"
 

@@ -22,7 +22,7 @@ from benchmarks.results_file import describe_machine, record, table
 from benchmarks.tables.described_rows import SAID_NOW
 from benchmarks.tables.judged_tables import LACKS, table_cells
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
-from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import KnownKnobs
 from layout_tuner.search_spaces.layouts.job_settings import NO_SETTINGS, JobSettings, JobValue
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
 from layout_tuner.trainers.registry import ADAPTERS

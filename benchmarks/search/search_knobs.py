@@ -24,7 +24,7 @@ from benchmarks.results_file import table
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import PROBES, Effort
 from layout_tuner.array_types import Floats
-from layout_tuner.predictions.belief.job_knobs.knob_factors import TERMS_OF
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import TERMS_OF
 from layout_tuner.predictions.belief.observation import INFEASIBLE, Observation
 from layout_tuner.predictions.belief.residual import COORDINATE_KNOBS, knob_coordinates
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes

@@ -18,7 +18,7 @@ from sqlalchemy import delete, select, union, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.errors import CampaignInvalidError
-from layout_tuner.results_db.access.sign_ins import end_sign_ins
+from layout_tuner.results_db.access.browser_sessions import end_sign_ins
 from layout_tuner.results_db.access.tokens import note_owner, refuse_bad_name
 from layout_tuner.results_db.access.visibility import may_see
 from layout_tuner.results_db.actor import MAX_SUBJECT

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, case, func, or_, select
 from sqlalchemy.orm import Session
 
-from layout_tuner.results_db.access.owners import no_group
+from layout_tuner.results_db.access.owners_and_groups import no_group
 from layout_tuner.results_db.access.shares import OF_ATTEMPTS, running
 from layout_tuner.results_db.access.webhooks import notify
 from layout_tuner.results_db.actor import QuotaAction, QuotaKind, QuotaPeriod

@@ -21,7 +21,7 @@ from layout_tuner.documents.reading import MAX_TEXT_LENGTH
 from layout_tuner.errors import CampaignInvalidError
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TRIAL_STATES, TrialState
-from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing, share
+from layout_tuner.results_db.access.owners_and_groups import DEFAULT_SHARING, Sharing, share
 from layout_tuner.results_db.access.quotas import refuse_beyond
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.access.visibility import may_see

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.measurement import IMPORTED_TRAINER
 from layout_tuner.protocol.states import TrialState
-from layout_tuner.results_db.access.owners import DEFAULT_SHARING, Sharing
+from layout_tuner.results_db.access.owners_and_groups import DEFAULT_SHARING, Sharing
 from layout_tuner.results_db.access.tokens import note_owner
 from layout_tuner.results_db.campaigns.campaigns import add_campaign
 from layout_tuner.results_db.database.events import emit

@@ -18,9 +18,9 @@ from layout_tuner.search_spaces.models.model_fields import ATTENTION_FIELDS
 from layout_tuner.search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
 from layout_tuner.search_spaces.tables.fields import Fields
 from layout_tuner.search_spaces.tables.knob_columns import NO_TABLE_KNOBS, KnobReader, TableKnobs
-from layout_tuner.search_spaces.tables.plausibility import refuse_impossible_cell
 from layout_tuner.search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
 from layout_tuner.search_spaces.tables.table import CellKey, MeasurementTable, TableCell
+from layout_tuner.search_spaces.tables.unit_mistakes import refuse_impossible_cell
 from layout_tuner.terminal.plurals import counted, listed
 
 MAX_TABLE_BYTES: Final = 32 << 20

@@ -38,11 +38,11 @@ from layout_tuner.search_spaces.tables.columns import (
 )
 from layout_tuner.search_spaces.tables.fields import Fields
 from layout_tuner.search_spaces.tables.knob_columns import KnobReader
-from layout_tuner.search_spaces.tables.plausibility import (
+from layout_tuner.search_spaces.tables.table import CellKey, Status, TableRow
+from layout_tuner.search_spaces.tables.unit_mistakes import (
     refuse_impossible_row,
     refuse_wrong_device_memory,
 )
-from layout_tuner.search_spaces.tables.table import CellKey, Status, TableRow
 from layout_tuner.units import GIB
 
 DEVICE: Final = "device"

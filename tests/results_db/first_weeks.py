@@ -29,7 +29,7 @@ from tests.kit.store import (
     take_leases,
 )
 from tests.results_db.campaigns.test_analyses import make_analysis
-from tests.results_db.campaigns.test_imports import make_import, varied_rows
+from tests.results_db.campaigns.test_imported_tables import make_import, varied_rows
 from tests.results_db.next_version import THIS
 
 DEVICES: Final = CLUSTER["devices_per_node"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from layout_tuner.protocol.worker_messages import BeatBody, StatusBody
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.migrations import migrate

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
-from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import KnownKnobs
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.estimates.peak_memory import peak_memory_bytes
 from layout_tuner.protocol.outcome import NOT_OF_THE_LAYOUT

@@ -24,7 +24,7 @@ from layout_tuner.predictions.belief.factor_regression import (
     log_step_s,
     rows_of,
 )
-from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import (
     NUM_STEP_FACTORS,
     JobRows,
     KnobFactors,

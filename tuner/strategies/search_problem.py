@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from layout_tuner.array_types import Ints
-from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import KnownKnobs
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.plausible_samples import PlausibleSamples, plausible_samples
 from layout_tuner.search_spaces.campaigns.fidelity import ProbeCosts

@@ -11,7 +11,7 @@ import numpy as np
 
 from layout_tuner.array_types import Floats
 from layout_tuner.predictions.belief.factor_regression import StepFactors, log_sd, log_step_s
-from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import (
     NO_KNOBS,
     KnobFactors,
     KnobSettings,

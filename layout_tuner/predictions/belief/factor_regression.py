@@ -17,7 +17,7 @@ from typing import Final, Self
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.belief.job_knobs.knob_factors import KnobFactors, KnobSettings
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import KnobFactors, KnobSettings
 from layout_tuner.predictions.estimates.step_time import PRIOR, TimeTerms
 
 _WHOLE: Final = len(PRIOR)

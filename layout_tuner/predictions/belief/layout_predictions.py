@@ -13,8 +13,8 @@ from layout_tuner.predictions.belief.best_chances import MAX_COMPARED, BestChanc
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.factor_regression import StepFactors, term_factors
 from layout_tuner.predictions.belief.job import predicted_step
-from layout_tuner.predictions.belief.job_knobs.knob_factors import NUM_STEP_FACTORS, KnownKnobs
 from layout_tuner.predictions.belief.job_knobs.knob_memory import KnobMemory
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import NUM_STEP_FACTORS, KnownKnobs
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.peaks.memory_evidence import usable_bytes
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory

@@ -12,7 +12,7 @@ from layout_tuner.documents.reading import shown
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job import JobEstimate, estimate_job
 from layout_tuner.predictions.belief.job_knobs.job_ranking import rank_jobs
-from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain, knob_gains
+from layout_tuner.predictions.belief.job_knobs.plan_gains import KnobGain, knob_gains
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions, RankedLayouts
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import DecidingProperty, quantiles

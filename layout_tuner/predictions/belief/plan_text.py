@@ -9,7 +9,7 @@ from typing import Final
 from layout_tuner.documents.reading import word_of
 from layout_tuner.predictions.belief.best_chances import ENOUGH
 from layout_tuner.predictions.belief.job import JobEstimate
-from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain
+from layout_tuner.predictions.belief.job_knobs.plan_gains import KnobGain
 from layout_tuner.predictions.belief.plan import KnowledgeUsed, Plan, PlannedBaseline, PlannedLayout
 from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
 from layout_tuner.predictions.belief.plan_parts.comparison_text import (

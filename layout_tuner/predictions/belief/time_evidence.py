@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import (
     KnobFactors,
     KnobSettings,
     KnobValue,

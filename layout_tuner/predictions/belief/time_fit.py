@@ -22,7 +22,7 @@ from layout_tuner.predictions.belief.factor_regression import (
     StepFactors,
     log_step_s,
 )
-from layout_tuner.predictions.belief.job_knobs.knob_factors import NO_KNOB_FACTORS, KnobFactors
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import NO_KNOB_FACTORS, KnobFactors
 from layout_tuner.predictions.belief.slow_runs import run_weights
 from layout_tuner.predictions.belief.time_evidence import Origin, TimeEvidence
 from layout_tuner.predictions.estimates.step_time import FACTOR_PRIORS

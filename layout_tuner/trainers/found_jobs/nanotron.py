@@ -16,7 +16,7 @@ from layout_tuner.search_spaces.models.model_shape import ModelShape
 from layout_tuner.terminal.plurals import listed
 from layout_tuner.trainers.found_jobs.found_job import MODEL, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     StatedValues,
     options_by_name,
     stated_beside,

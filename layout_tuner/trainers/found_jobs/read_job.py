@@ -10,7 +10,7 @@ from layout_tuner.trainers.found_jobs import nanotron, script_jobs, torchtitan
 from layout_tuner.trainers.found_jobs.found_job import FoundJob, JobFileInvalidError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron import megatron_jobs
-from layout_tuner.trainers.found_jobs.own_scripts import accelerate, deepspeed, embedded
+from layout_tuner.trainers.found_jobs.own_scripts import accelerate, deepspeed, our_exports
 from layout_tuner.trainers.found_jobs.recipes import bridge, primus
 
 Reader = Callable[[JobFile], Sequence[FoundJob] | None]
@@ -18,7 +18,7 @@ Reader = Callable[[JobFile], Sequence[FoundJob] | None]
 
 READERS: Final[Sequence[Reader]] = (
     primus.read_config,
-    embedded.read_config,
+    our_exports.read_config,
     deepspeed.read_config,
     accelerate.read_config,
     bridge.read_config,

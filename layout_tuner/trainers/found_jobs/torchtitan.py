@@ -26,7 +26,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     StatedValues,
     default_of,
     options_by_name,

@@ -23,7 +23,7 @@ from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.kit.api import HEADERS, answered
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, lease_one, make_spec, make_worker, post_outcome
-from tests.results_db.campaigns.test_imports import varied_rows
+from tests.results_db.campaigns.test_imported_tables import varied_rows
 from tests.search_spaces.tables.tables import make_text
 
 PLOTS = "/campaigns/plotted/plots"

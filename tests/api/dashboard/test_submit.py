@@ -30,7 +30,7 @@ from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import CAMPAIGN, answered
 from tests.kit.persons import Signing, served
 from tests.kit.populated import Populated
-from tests.results_db.campaigns.test_imports import varied_rows
+from tests.results_db.campaigns.test_imported_tables import varied_rows
 from tests.search_spaces.tables.tables import make_row, make_text
 
 

@@ -11,7 +11,7 @@ from layout_tuner.api.live.event_hub import Subscription
 from layout_tuner.api.live.live_events import LiveEvent
 from layout_tuner.api.settings import Settings
 from layout_tuner.protocol.worker_messages import BeatBody
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.campaigns.plans import PlanOptions
 from layout_tuner.results_db.store import Store

@@ -22,7 +22,7 @@ from layout_tuner.documents.json_and_yaml import read_yaml
 from layout_tuner.protocol.measurement import Environment
 from layout_tuner.protocol.outcome import Outcome
 from layout_tuner.protocol.worker_messages import AllocationBody, WorkerCreate
-from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.results_db.campaigns.imported_tables import NewImport
 from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec

@@ -16,7 +16,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.tables import read_table
 from tests.kit.api import CAMPAIGN, Api, Command, answered, ends
 from tests.kit.store import failed
-from tests.results_db.campaigns.test_imports import unnumbered, varied_rows
+from tests.results_db.campaigns.test_imported_tables import unnumbered, varied_rows
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 

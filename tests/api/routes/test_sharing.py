@@ -16,7 +16,7 @@ from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN, TOKEN, answered, bearer
 from tests.kit.postgres import upgraded
 from tests.kit.service_fixtures import TestClient
-from tests.results_db.campaigns.test_imports import varied_rows
+from tests.results_db.campaigns.test_imported_tables import varied_rows
 from tests.search_spaces.tables.tables import make_text
 
 

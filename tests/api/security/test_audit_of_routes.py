@@ -14,7 +14,7 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.api.security.test_gate import GUARDED
 from tests.kit.api import CAMPAIGN, INTRODUCTION, Api
 from tests.kit.store import completed, failed
-from tests.results_db.campaigns.test_imports import varied_rows
+from tests.results_db.campaigns.test_imported_tables import varied_rows
 from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {

@@ -20,7 +20,7 @@ from layout_tuner.api.errors import AccessUndeclaredError
 from layout_tuner.api.security.access_check import refuse_unchecked
 from layout_tuner.api.security.roles import ACCESS, OPEN
 from layout_tuner.api.security.session_cookie import form_token, is_form_token
-from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.browser_sessions import SESSION_IDLE_LIFE
 from layout_tuner.results_db.access.tokens import hash_of_token
 from tests.api.security.test_gate import OPERATIONS, Operation
 from tests.kit.api import HEADERS, TOKEN, answered, bearer

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from layout_tuner.api.security.authentication import local_target
-from layout_tuner.results_db.access.sign_ins import CODE_LIFE
+from layout_tuner.results_db.access.browser_sessions import CODE_LIFE
 from layout_tuner.results_db.access.tokens import hash_of_token
 from tests.kit.api import HEADERS, TOKEN, answered, bearer
 from tests.kit.persons import Signing, served

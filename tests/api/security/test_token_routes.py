@@ -22,7 +22,7 @@ from layout_tuner.api.security.holders import (
     noting_uses,
 )
 from layout_tuner.api.settings import Settings
-from layout_tuner.results_db.access.sign_ins import SESSION_IDLE_LIFE
+from layout_tuner.results_db.access.browser_sessions import SESSION_IDLE_LIFE
 from layout_tuner.results_db.access.tokens import hash_of_token
 from layout_tuner.results_db.store import Store
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api, answered, bearer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from layout_tuner.protocol.worker_messages import AllocationBody
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.access.shares import OF_ATTEMPTS
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.service.postgres_server import PostgresServer
-from layout_tuner.results_db.access import owners
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access import owners_and_groups
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.errors import (
     OwnerInvalidError,
@@ -23,7 +23,7 @@ from layout_tuner.results_db.store import Store
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import at_once, make_spec
 from tests.results_db.access.test_visibility import by, make
-from tests.results_db.campaigns.test_imports import make_import, varied_rows
+from tests.results_db.campaigns.test_imported_tables import make_import, varied_rows
 
 pytestmark = pytest.mark.sqlite_is_enough(False)
 
@@ -110,7 +110,7 @@ def test_what_is_refused_changes_nothing(
     lab: Store, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.owners.put_owner("dan", weight=1.0)
-    monkeypatch.setattr(owners, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(owners_and_groups, "MAX_MEMBERS", 3)
     change, error, said = REFUSED[case]
     before = lab.owners.all(), lab.owners.groups(), lab.access.audit()
     with pytest.raises(error, match=said):
@@ -121,7 +121,7 @@ def test_what_is_refused_changes_nothing(
 def test_a_large_group_is_set_and_a_larger_one_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners, "MAX_MEMBERS", 40)
+    monkeypatch.setattr(owners_and_groups, "MAX_MEMBERS", 40)
     names = [f"p{number}" for number in range(41)]
     store.owners.put_group("lab", members=names[:40], known_members=False)
     assert len(members(store)) == 40

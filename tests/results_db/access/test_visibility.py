@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
 from layout_tuner.errors import CampaignInvalidError
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.errors import (
     CampaignDuplicateError,

@@ -14,7 +14,7 @@ from sqlalchemy import event, insert, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.protocol.worker_messages import NodeBody, NodeStatusBody, StatusBody
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.access.webhooks import WINDOW, Answer, OutgoingMessage, notify
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.errors import WebhookInvalidError, WebhookNotFoundError

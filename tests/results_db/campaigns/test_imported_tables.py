@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.results_db.campaigns.imports import NewImport
+from layout_tuner.results_db.campaigns.imported_tables import NewImport
 from layout_tuner.results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,

@@ -14,7 +14,7 @@ from sqlalchemy import update
 
 from benchmarks.service.postgres_server import PostgresServer
 from layout_tuner.errors import CampaignInvalidError
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.allocations.leases import LEASE_S
 from layout_tuner.results_db.campaigns import campaigns

@@ -49,8 +49,8 @@ from tests.kit.store import (
     take_leases,
 )
 from tests.results_db import leaderboard_oracle as oracle
-from tests.results_db.campaigns.test_imports import layouts as imported_layouts
-from tests.results_db.campaigns.test_imports import make_import, make_row
+from tests.results_db.campaigns.test_imported_tables import layouts as imported_layouts
+from tests.results_db.campaigns.test_imported_tables import make_import, make_row
 from tests.results_db.trials.test_trial_pages import value_of
 
 pytestmark = pytest.mark.sqlite_is_enough

@@ -16,7 +16,7 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 
 from layout_tuner.protocol.worker_messages import BeatBody, NodeBody, NodeStatusBody, StatusBody
-from layout_tuner.results_db.access.owners import Sharing
+from layout_tuner.results_db.access.owners_and_groups import Sharing
 from layout_tuner.results_db.actor import Actor
 from layout_tuner.results_db.admin.backup_file import back_up
 from layout_tuner.results_db.admin.integrity import check_database

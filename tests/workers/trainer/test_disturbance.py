@@ -198,7 +198,8 @@ def test_what_a_process_of_the_product_takes_is_told_apart_from_what_others_take
         return own_processes() & {each.pid for each in here.children(recursive=True)}
 
     monkeypatch.setattr(
-        "layout_tuner.workers.trainer.probe.measurement.own_processes", own_processes_of_this_test
+        "layout_tuner.workers.trainer.probe.measured_result.own_processes",
+        own_processes_of_this_test,
     )
     with busy({core}, 1):
         beside_others = probe_on(core)

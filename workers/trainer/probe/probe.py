@@ -25,7 +25,7 @@ from layout_tuner.workers.trainer.open_training import (
 )
 from layout_tuner.workers.trainer.parallel.optimizer import OptimizerSettings
 from layout_tuner.workers.trainer.probe.measured_memory import peak_memory, rehearse
-from layout_tuner.workers.trainer.probe.measurement import (
+from layout_tuner.workers.trainer.probe.measured_result import (
     describe_environment,
     largest_disturbance,
     mean_expert_load,

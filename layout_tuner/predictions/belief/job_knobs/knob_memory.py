@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from layout_tuner.array_types import Floats, Ints
-from layout_tuner.predictions.belief.job_knobs.knob_factors import NO_KNOBS, KnobValue, KnownKnobs
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import NO_KNOBS, KnobValue, KnownKnobs
 from layout_tuner.predictions.estimates.peak_memory import (
     MEMORY_TERMS,
     NUM_MEMORY_FACTORS,

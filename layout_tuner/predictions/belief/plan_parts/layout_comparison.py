@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from layout_tuner.predictions.belief.factor_regression import slopes
-from layout_tuner.predictions.belief.job_knobs.knob_factors import NUM_STEP_FACTORS
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import NUM_STEP_FACTORS
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import quantiles
 from layout_tuner.predictions.belief.pipeline_stalls import PipelineStalls

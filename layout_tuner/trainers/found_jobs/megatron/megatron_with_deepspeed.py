@@ -11,7 +11,7 @@ from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import Arguments
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import note_engine
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     note_count,
     statements_of,
     whole_number,

@@ -22,7 +22,7 @@ from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import (
     note_engine,
     offloads_optimizer,
 )
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     AUTO,
     Statements,
     configuration_named,

@@ -12,7 +12,7 @@ from layout_tuner.trainers.deepspeed import BATCH_KEYS, DEEPSPEED
 from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import TrainerDefaults, note_settings
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     ADAM,
     AUTO,
     NOT_ADAM,

@@ -20,7 +20,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
     JobFileInvalidError,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     Statements,
     is_on,
     miss,

@@ -16,9 +16,9 @@ from layout_tuner.trainers.command import COMMAND
 from layout_tuner.trainers.deepspeed import DEEPSPEED
 from layout_tuner.trainers.found_jobs.found_job import Findings, FormatName, FoundJob, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts import accelerate, embedded
+from layout_tuner.trainers.found_jobs.own_scripts import accelerate, our_exports
 from layout_tuner.trainers.found_jobs.own_scripts.deepspeed import assume_script, note_engine
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     configuration_named,
     file_named,
     is_on,
@@ -56,7 +56,7 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
     for word in command.words:
         named = Stated(value=word.text, said=word.said)
         if word.said.rstrip("\"'").endswith(".json") and (found := file_named(file, named)):
-            for job in embedded.read_config(found) or ():
+            for job in our_exports.read_config(found) or ():
                 return _started(job, file, command)
     options = options_by_name(options_of(command.words[1:]))
     launcher = options_by_name(command.launcher_options)
@@ -78,7 +78,7 @@ def read_command(command: ProgramCommand, file: JobFile) -> FoundJob | None:
 def _started(job: FoundJob, file: JobFile, command: ProgramCommand) -> FoundJob:
     """The job of a file that a command names: its values have no place in the script."""
     findings = Findings(read={each.field: replace(each, place=None) for each in job.read})
-    embedded.note_environment(findings, command.environment)
+    our_exports.note_environment(findings, command.environment)
     return replace(
         job,
         file=file.name,
@@ -128,7 +128,7 @@ def _job(
     if unread := _file_of_arguments(command, stated):
         leave_open(findings, _OF_ARGUMENTS, unread, "files of arguments are not read; state it")
     has_engine = _note_engine(findings, engine, file, has_trainer)
-    embedded.note_environment(findings, environment)
+    our_exports.note_environment(findings, environment)
     if has_trainer:
         if not has_engine and settings is None:
             findings.assume("zero_stage", 0, "Trainer's default without --fsdp and --deepspeed")

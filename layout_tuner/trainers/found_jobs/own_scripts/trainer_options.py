@@ -12,7 +12,7 @@ from typing import Any, Final
 from layout_tuner.trainers.accelerate import MIXED_PRECISION
 from layout_tuner.trainers.found_jobs.found_job import Findings, Stated
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts.statements import (
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import (
     ADAM,
     AUTO,
     NOT_ADAM,

@@ -32,7 +32,7 @@ from layout_tuner.trainers.found_jobs.megatron.megatron_flags import matters
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
 from layout_tuner.trainers.found_jobs.megatron.megatron_model import OPTION_FLAGS
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values, stated_of
-from layout_tuner.trainers.found_jobs.own_scripts.statements import ADAM, NOT_ADAM
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import ADAM, NOT_ADAM
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.recipes.core_arguments import (

@@ -27,7 +27,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.megatron.megatron_jobs import read_options
 from layout_tuner.trainers.found_jobs.megatron.megatron_options import options_of_values
-from layout_tuner.trainers.found_jobs.own_scripts.statements import options_by_name
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import options_by_name
 from layout_tuner.trainers.found_jobs.positioned import YAML_SUFFIXES, positioned, root_of
 from layout_tuner.trainers.found_jobs.positioned_node import Positioned
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, options_of

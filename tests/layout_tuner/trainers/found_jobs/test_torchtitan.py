@@ -24,7 +24,7 @@ from layout_tuner.trainers.found_jobs.found_job import (
     job_lines,
 )
 from layout_tuner.trainers.found_jobs.job_file import JobFile
-from layout_tuner.trainers.found_jobs.own_scripts.statements import statements_of
+from layout_tuner.trainers.found_jobs.own_scripts.named_values import statements_of
 from layout_tuner.trainers.found_jobs.positioned import positioned
 from layout_tuner.trainers.found_jobs.program_command import ProgramCommand, Word
 from layout_tuner.trainers.found_jobs.read_job import read_job

@@ -22,7 +22,7 @@ from layout_tuner.workers.trainer.errors import ResultImplausibleError
 from layout_tuner.workers.trainer.probe import probe as probe_module
 from layout_tuner.workers.trainer.probe import timing
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
-from layout_tuner.workers.trainer.probe.measurement import backend_of
+from layout_tuner.workers.trainer.probe.measured_result import backend_of
 from layout_tuner.workers.trainer.probe.timing import (
     TimedStep,
     break_down,

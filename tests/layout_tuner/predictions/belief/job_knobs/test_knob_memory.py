@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from layout_tuner.predictions.belief.job_knobs.knob_factors import KnownKnobs
 from layout_tuner.predictions.belief.job_knobs.knob_memory import KnobMemory
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import KnownKnobs
 from layout_tuner.predictions.belief.known_measurements import Sample
 from layout_tuner.predictions.belief.peaks.trainer_hypotheses import TrainerMemory
 from layout_tuner.predictions.estimates.peak_memory import stage_memory

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from layout_tuner.array_types import Bools, Floats
 from layout_tuner.predictions.belief.corrected_step_time import TimeCalibration
 from layout_tuner.predictions.belief.factor_regression import StepFactors
-from layout_tuner.predictions.belief.job_knobs.knob_factors import (
+from layout_tuner.predictions.belief.job_knobs.knob_step_time import (
     NUM_STEP_FACTORS,
     TERMS_OF,
     JobRows,

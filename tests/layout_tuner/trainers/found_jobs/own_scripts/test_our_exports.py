@@ -19,7 +19,7 @@ from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, complet
 from layout_tuner.trainers.found_jobs.found_job import Findings, FoundJob, JobFileInvalidError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.knob_settings import settings_in_effect
-from layout_tuner.trainers.found_jobs.own_scripts.embedded import note_environment
+from layout_tuner.trainers.found_jobs.own_scripts.our_exports import note_environment
 from layout_tuner.trainers.found_jobs.read_job import read_job
 from layout_tuner.trainers.placeholders import environment_values
 from tests.exports.exported_files import exported_texts
