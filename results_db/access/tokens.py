@@ -24,6 +24,7 @@ from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.actor import Actor, TokenRole
+from layout_tuner.results_db.database.audit_log import entries
 from layout_tuner.results_db.database.database import refused_unless_unique
 from layout_tuner.results_db.database.retry import retried
 from layout_tuner.results_db.database.store_base import StoreSection
@@ -34,7 +35,6 @@ from layout_tuner.results_db.errors import (
     TokenNotFoundError,
 )
 from layout_tuner.results_db.models.service_tables import (
-    AuditRow,
     BrowserSignIn,
     GroupRow,
     OwnerRow,
@@ -291,21 +291,10 @@ class Access(StoreSection):
     def audit(
         self, *, before_id: int | None = None, limit: int = 100, **chosen: Unpack[AuditChoice]
     ) -> list[AuditEntryRead]:
-        """Entries of the audit log, the newest first.
-
-        Those at `since` are included, and those at `until` are not.
-        """
-        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
-        given = {name: value for name, value in chosen.items() if value is not None}
-        if (since := given.pop("since", None)) is not None:
-            query = query.where(AuditRow.at >= since)
-        if (until := given.pop("until", None)) is not None:
-            query = query.where(AuditRow.at < until)
-        query = query.where(*(getattr(AuditRow, name) == value for name, value in given.items()))
-        if before_id is not None:
-            query = query.where(AuditRow.id < before_id)
+        """Entries of the audit log, the newest first; see `audit_log.entries`."""
         with self._db.read() as session:
-            return [record_of(AuditEntryRead, row) for row in session.scalars(query)]
+            rows = entries(session, before_id=before_id, limit=limit, **chosen)
+            return [record_of(AuditEntryRead, row) for row in rows]
 
 
 def note_owner(

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Select, func, insert, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from layout_tuner.results_db.actor import SYSTEM, Actor
+from layout_tuner.results_db.database.audit_log import write_entry
 from layout_tuner.results_db.database.database import Database
-from layout_tuner.results_db.models.service_tables import AuditRow
 
 
 class DatabaseClock:
@@ -73,16 +73,4 @@ class StoreSection:
         self, session: Session, action: str, target_kind: str, target: str | int, **details: Any
     ) -> None:
         """Writes an entry of the audit log, in the transaction of the change."""
-        session.execute(
-            insert(AuditRow).values(
-                at=self._clock(),
-                actor=self._actor.name,
-                role=self._actor.role,
-                token_id=self._actor.token_id,
-                address=self._actor.address,
-                action=action,
-                target_kind=target_kind,
-                target=str(target),
-                details=details,
-            )
-        )
+        write_entry(session, self._actor, self._clock(), action, target_kind, target, details)
