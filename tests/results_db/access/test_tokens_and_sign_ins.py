@@ -49,27 +49,27 @@ def rows(store: Store) -> int:
 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_code_becomes_one_session_of_its_token(store: Store, clock: TurnableClock) -> None:
-    code, expires_at = store.by(CI).browser_sessions.create_code(TOKEN)
+    code, expires_at = store.by(CI).sign_ins.create_code(TOKEN)
     assert expires_at == clock() + CODE_LIFE
-    assert store.browser_sessions.token_of_code(hashed(code)) == TOKEN
-    secret = store.by(CI).browser_sessions.exchange_code(hashed(code))
-    session = store.browser_sessions.session_by_hash(hashed(secret))
+    assert store.sign_ins.token_of_code(hashed(code)) == TOKEN
+    secret = store.by(CI).sign_ins.exchange_code(hashed(code))
+    session = store.sign_ins.session_by_hash(hashed(secret))
     assert (session.token_hash, session.created_at) == (TOKEN, clock())
-    assert store.browser_sessions.exchange_code(hashed(code)) is None
-    assert store.browser_sessions.token_of_code(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(code)) is None
+    assert store.sign_ins.token_of_code(hashed(code)) is None
     assert rows(store) == 1
     actions = [(entry.action, entry.actor, entry.details) for entry in store.access.audit()]
     assert actions == [("session.begin", "ci", {"by": "code"}), ("sign_in.code", "ci", {})]
 
 
 def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
-    code, _ = store.browser_sessions.create_code(TOKEN)
-    secret = store.browser_sessions.create_session(TOKEN)
-    assert store.browser_sessions.session_by_hash(hashed(code)) is None
-    assert store.browser_sessions.exchange_code(hashed(secret)) is None
-    assert store.browser_sessions.exchange_code(TOKEN) is None
-    assert store.browser_sessions.exchange_code(code) is None  # the code itself is nowhere
-    assert store.browser_sessions.session_by_hash(hashed(secret)) is not None
+    code, _ = store.sign_ins.create_code(TOKEN)
+    secret = store.sign_ins.create_session(TOKEN)
+    assert store.sign_ins.session_by_hash(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(secret)) is None
+    assert store.sign_ins.exchange_code(TOKEN) is None
+    assert store.sign_ins.exchange_code(code) is None  # the code itself is nowhere
+    assert store.sign_ins.session_by_hash(hashed(secret)) is not None
     with store._db.read() as session:
         kept = repr(session.execute(text("SELECT * FROM browser_sign_ins")).all())
     assert code not in kept
@@ -78,68 +78,63 @@ def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
 
 def test_a_session_ends_without_use_and_after_a_week(store: Store, clock: TurnableClock) -> None:
     begun = clock()
-    unused, used = (
-        store.browser_sessions.create_session(TOKEN),
-        store.browser_sessions.create_session(TOKEN),
-    )
+    unused, used = store.sign_ins.create_session(TOKEN), store.sign_ins.create_session(TOKEN)
     step_s = SESSION_IDLE_LIFE.total_seconds() / 4
     while clock() < begun + SESSION_LIFE - timedelta(seconds=step_s):
         clock.forward(step_s)
-        store.browser_sessions.renew_sessions([hashed(used), hashed("another")])
+        store.sign_ins.renew_sessions([hashed(used), hashed("another")])
         is_young = clock() < begun + SESSION_IDLE_LIFE
-        assert (store.browser_sessions.session_by_hash(hashed(unused)) is not None) is is_young
-        assert store.browser_sessions.session_by_hash(hashed(used)) is not None
+        assert (store.sign_ins.session_by_hash(hashed(unused)) is not None) is is_young
+        assert store.sign_ins.session_by_hash(hashed(used)) is not None
     clock.forward(step_s)
-    store.browser_sessions.renew_sessions([hashed(used)])
-    assert store.browser_sessions.session_by_hash(hashed(used)) is None
+    store.sign_ins.renew_sessions([hashed(used)])
+    assert store.sign_ins.session_by_hash(hashed(used)) is None
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_an_ended_session_is_not_renewed_and_sessions_end_with_their_token(store: Store) -> None:
     record, token = store.access.create_token("ci", "viewer")
-    ended, going = (store.browser_sessions.create_session(hashed(token)) for _ in range(2))
-    store.by(CI).browser_sessions.end_session(hashed(ended))
-    store.browser_sessions.renew_sessions([hashed(ended)])
-    store.by(CI).browser_sessions.end_session(hashed(ended))
-    assert store.browser_sessions.session_by_hash(hashed(ended)) is None
-    assert store.browser_sessions.session_by_hash(hashed(going)) is not None
+    ended, going = (store.sign_ins.create_session(hashed(token)) for _ in range(2))
+    store.by(CI).sign_ins.end_session(hashed(ended))
+    store.sign_ins.renew_sessions([hashed(ended)])
+    store.by(CI).sign_ins.end_session(hashed(ended))
+    assert store.sign_ins.session_by_hash(hashed(ended)) is None
+    assert store.sign_ins.session_by_hash(hashed(going)) is not None
     assert [entry.action for entry in store.access.audit(actor="ci")] == ["session.end"]
-    store.browser_sessions.create_code(hashed(token))
-    other = store.browser_sessions.create_session(TOKEN)
+    store.sign_ins.create_code(hashed(token))
+    other = store.sign_ins.create_session(TOKEN)
     store.access.revoke_token(record.id)
-    assert store.browser_sessions.session_by_hash(hashed(other)) is not None
+    assert store.sign_ins.session_by_hash(hashed(other)) is not None
     assert rows(store) == 1
 
 
 def test_a_token_cannot_fill_the_table(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser_sessions, "MAX_OF_TOKEN", 3)
-    codes = [store.browser_sessions.create_code(TOKEN)[0] for _ in range(5)]
-    sessions = [store.browser_sessions.create_session(TOKEN) for _ in range(5)]
+    codes = [store.sign_ins.create_code(TOKEN)[0] for _ in range(5)]
+    sessions = [store.sign_ins.create_session(TOKEN) for _ in range(5)]
     assert rows(store) == 6
-    assert (
-        sum(store.browser_sessions.token_of_code(hashed(code)) is not None for code in codes) == 3
-    )
-    assert store.browser_sessions.session_by_hash(hashed(sessions[-1])) is not None
+    assert sum(store.sign_ins.token_of_code(hashed(code)) is not None for code in codes) == 3
+    assert store.sign_ins.session_by_hash(hashed(sessions[-1])) is not None
 
 
 def test_a_code_ends_after_its_time_and_is_pruned(store: Store, clock: TurnableClock) -> None:
-    code, late = (store.browser_sessions.create_code(TOKEN)[0] for _ in range(2))
+    code, late = (store.sign_ins.create_code(TOKEN)[0] for _ in range(2))
     clock.forward(CODE_LIFE.total_seconds())
-    assert store.browser_sessions.token_of_code(hashed(code)) is None
-    assert store.browser_sessions.exchange_code(hashed(late)) is None
-    secret = store.browser_sessions.create_session(TOKEN)
+    assert store.sign_ins.token_of_code(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(late)) is None
+    secret = store.sign_ins.create_session(TOKEN)
     assert store.retention.prune(Retention()) == Pruned()
     assert rows(store) == 1
-    assert store.browser_sessions.session_by_hash(hashed(secret)) is not None
+    assert store.sign_ins.session_by_hash(hashed(secret)) is not None
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_of_two_services_that_exchange_a_code_at_once_one_gets_a_session(database_url: str) -> None:
     with closing(Store(database_url)) as here, closing(Store(database_url)) as there:
         for _ in range(5):
-            code_hash = hashed(here.browser_sessions.create_code(TOKEN)[0])
+            code_hash = hashed(here.sign_ins.create_code(TOKEN)[0])
             exchanges = [
-                partial(store.browser_sessions.exchange_code, code_hash) for store in (here, there)
+                partial(store.sign_ins.exchange_code, code_hash) for store in (here, there)
             ]
             assert [secret is None for secret in at_once(*exchanges * 2)].count(False) == 1
         assert rows(here) == 5
@@ -150,19 +145,19 @@ def test_backups_and_restored_databases_have_no_sign_ins(database_url: str, tmp_
     path, restored = tmp_path / "backup.sqlite3", DataDir(tmp_path / "restored")
     with closing(Store(database_url)) as store:
         store.access.create_token("ci", "viewer")
-        store.browser_sessions.create_code(TOKEN)
-        secret = store.browser_sessions.create_session(TOKEN)
+        store.sign_ins.create_code(TOKEN)
+        secret = store.sign_ins.create_session(TOKEN)
         back_up(database_url, path)
         assert rows(store) == 2
     assert hashed(secret).encode() not in path.read_bytes()
     with closing(Store(f"sqlite:///{path}")) as copy:
         assert rows(copy) == 0
         assert len(copy.access.tokens()) == 1
-        late = copy.browser_sessions.create_session(TOKEN)  # as in a copy that another program made
+        late = copy.sign_ins.create_session(TOKEN)  # as in a copy that another program made
     restore_into_data_dir(sealed(path), restored)
     with closing(Store.open(restored)) as store:
         assert rows(store) == 0
-        assert store.browser_sessions.session_by_hash(hashed(late)) is None
+        assert store.sign_ins.session_by_hash(hashed(late)) is None
 
 
 OPERATIONS = Actor(name="operations", role="admin", address="192.0.2.7")
