@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from layout_tuner.api.background_loops import aligned_pause_s
 from layout_tuner.api.errors import WatchersTooManyError
+from layout_tuner.api.live import open_streams
 from layout_tuner.api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, OpenStreams
 from layout_tuner.api.security.authentication import Authentication, Credential
 from layout_tuner.api.security.holders import Holder, SessionBook, TokenBook
@@ -158,6 +159,18 @@ def test_a_stream_ends_aloud_when_the_service_does(
         settings.stopping.set()
         assert watcher.next() == ("stream.closed", {"reason": "the service ends"})
         assert watcher.has_ended()
+
+
+def test_a_stream_ends_when_its_token_is_revoked_not_at_the_next_check(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_streams, "CHECK_INTERVAL_S", 1000 * PATIENCE_S)
+    record, secret = store.access.create_token("w", "viewer")
+    with live_service(Settings(token=TOKEN, event_poll_s=0.02), store) as url:
+        with Watcher(f"{url}/events", headers=bearer(secret)) as watcher:
+            watcher.opened()
+            httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()
+            assert watcher.next()[0] == "stream.closed"
 
 
 def test_more_watchers_than_are_served_are_refused_until_one_leaves(store: Store) -> None:

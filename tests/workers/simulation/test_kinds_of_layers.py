@@ -11,7 +11,7 @@ from layout_tuner.search_spaces.clusters.cluster_presets import CLUSTER_PRESETS
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.search_spaces.models.model_shape import ModelShape
-from layout_tuner.workers.simulation.blocks import BlockTimes
+from layout_tuner.workers.simulation.blocks import AXES, BlockTimes
 from layout_tuner.workers.simulation.machine import Machine
 from layout_tuner.workers.simulation.simulated_peaks import rank_memory
 from layout_tuner.workers.simulation.steps import steps
@@ -74,6 +74,13 @@ def test_stated_kinds_are_simulated_as_short_forms(knobs: dict[str, Any]) -> Non
     layout = make_layout(**knobs)
     assert step_s(layout, stated) == pytest.approx(step_s(layout, short), rel=1e-12)
     assert peaks(layout, stated) == pytest.approx(peaks(layout, short), rel=1e-12)
+
+
+def test_sums_over_tensor_columns_lengthen_both_passes() -> None:
+    block = BlockTimes(make_layout(tp=2, tp_columns=2), QWEN, MACHINE)
+    tp = AXES.index("tp")
+    assert block.forward[tp] > block._norm_sums_s > 0
+    assert block.backward(weights_later=False)[tp] > block._norm_sums_s
 
 
 def test_halves_of_a_layer_cost_as_much_as_the_layer() -> None:

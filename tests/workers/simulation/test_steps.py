@@ -40,6 +40,13 @@ CLUSTER = CLUSTER_PRESETS["a100-sxm"]
 MACHINE = Machine.of(CLUSTER)
 
 
+@pytest.mark.parametrize(
+    "cluster, units", [("frontier", 110), ("a100-sxm", 108), ("h100-sxm", 132)]
+)
+def test_a_device_has_the_units_of_its_family(cluster: str, units: int) -> None:
+    assert Machine.of(CLUSTER_PRESETS[cluster]).device.num_units == units
+
+
 def make_layout(**knobs: Any) -> Layout:
     return Layout(**({"precision": "bf16", "num_microbatches": 8} | knobs))
 
