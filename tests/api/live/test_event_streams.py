@@ -166,11 +166,13 @@ def test_a_stream_ends_when_its_token_is_revoked_not_at_the_next_check(
 ) -> None:
     monkeypatch.setattr(open_streams, "CHECK_INTERVAL_S", 1000 * PATIENCE_S)
     record, secret = store.access.create_token("w", "viewer")
-    with live_service(Settings(token=TOKEN, event_poll_s=0.02), store) as url:
-        with Watcher(f"{url}/events", headers=bearer(secret)) as watcher:
-            watcher.opened()
-            httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()
-            assert watcher.next()[0] == "stream.closed"
+    with (
+        live_service(Settings(token=TOKEN, event_poll_s=0.02), store) as url,
+        Watcher(f"{url}/events", headers=bearer(secret)) as watcher,
+    ):
+        watcher.opened()
+        httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()
+        assert watcher.next()[0] == "stream.closed"
 
 
 def test_more_watchers_than_are_served_are_refused_until_one_leaves(store: Store) -> None:

@@ -41,7 +41,7 @@ MACHINE = Machine.of(CLUSTER)
 
 
 @pytest.mark.parametrize(
-    "cluster, units", [("frontier", 110), ("a100-sxm", 108), ("h100-sxm", 132)]
+    ("cluster", "units"), [("frontier", 110), ("a100-sxm", 108), ("h100-sxm", 132)]
 )
 def test_a_device_has_the_units_of_its_family(cluster: str, units: int) -> None:
     assert Machine.of(CLUSTER_PRESETS[cluster]).device.num_units == units
