@@ -226,7 +226,7 @@ bench-simulated: $(INSTALLED)
 
 # BASE: the bin folder of an environment with another revision.
 bench-revisions: $(INSTALLED)
-	$(BIN)/python -m benchmarks.bench_revisions --base $(BASE) --record
+	$(BIN)/python -m benchmarks.bench_revisions --base $(BASE)
 
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:

@@ -191,15 +191,10 @@ def section(*, seeds: int, rounds: int) -> str:
         f"{within} of {seeds}",
         "yes" if within >= asked else "**no**",
     )
-    return f"""`make bench-busy`; {describe_machine("torch", "ray")}.
-
-{seeds} campaigns of `examples/tiny.yaml`, each on a service of its own, while one process keeps one core busy in bursts of {SHORTEST_S:g} to {LONGEST_S:g} s with pauses as long between them: {_range(each.num_runs for each in busy)} runs each, {_range(each.num_disturbed for each in busy)} of them marked as disturbed, {_range(round(each.seconds) for each in busy)} s.
+    print(table(header, rows), end="\n\n")
+    return f"""`make bench-busy`; {describe_machine("torch", "ray")}. {seeds} campaigns of `examples/tiny.yaml`, each on a service of its own, while one process keeps one core busy in bursts of {SHORTEST_S:g} to {LONGEST_S:g} s with pauses as long between them: {_range(each.num_runs for each in busy)} runs each, {_range(each.num_disturbed for each in busy)} of them marked as disturbed, {_range(round(each.seconds) for each in busy)} s.
 
 {table(("figure", "asked", "measured", "reached"), [figure])}
-
-Quiet probes of the winners and of the first {len(rivals)} of an exhaustive quiet campaign of {quiet.num_runs} runs, {rounds} of each by turns:
-
-{table(header, rows)}
 """
 
 

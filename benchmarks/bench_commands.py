@@ -70,9 +70,10 @@ def main() -> None:
     ]
     header = ("command", "s", "times `python -c pass`", "asked, s at most")
     text = (
-        f"Commands as whole processes, medians of {arguments.repeats} runs in turns with "
+        f"`make bench-commands`; {describe_machine('click', 'httpx', 'pydantic')}. Whole processes, "
+        f"medians of {arguments.repeats} runs in turns with "
         f"`python -c pass` ({python_s:.3f} s). `campaign list` asks a service on this machine.\n\n"
-        f"{table(header, rows)}\n\n{describe_machine('click', 'httpx', 'pydantic')}"
+        f"{table(header, rows)}"
     )
     print(text)
     if arguments.record:

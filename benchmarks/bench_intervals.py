@@ -192,9 +192,7 @@ def section(boards: int) -> str:
     over = " / ".join(f"{one.half_width / math.expm1(1.96 * one.kind.spread):.2f}" for one in known)
     header = ("repeats", "holds the truth", "the first row's", "half width")
     spreads = " / ".join(f"{spread:.0%}" for spread in SPREADS)
-    return f"""`make bench-intervals`; {describe_machine("numpy")}.
-
-Simulated runs: {boards} leaderboards of each kind, {NUM_LAYOUTS} layouts {APART:.0%} apart; the best {BEST} by their first runs are repeated. The true standard deviation of runs is {spreads}. *Disturbed*: slower by 30 %; that layout's row does not count. *Half width*: median. *Earlier*: repeats in earlier campaigns on the cluster; the half width is then {over} times that where the spread is known. All other rows together: {every:.1%} hold the truth; the worst kind: {min(one.holds for one in each):.1%}.
+    return f"""`make bench-intervals`; {describe_machine("numpy")}. Simulated runs: {boards} leaderboards of each kind, {NUM_LAYOUTS} layouts {APART:.0%} apart; the best {BEST} by their first runs are repeated. The true standard deviation of runs is {spreads}. *Disturbed*: slower by 30 %; that layout's row does not count. *Half width*: median. *Earlier*: repeats in earlier campaigns on the cluster; the half width is then {over} times that where the spread is known. All other rows together: {every:.1%} hold the truth; the worst kind: {min(one.holds for one in each):.1%}.
 
 {table(header, lines)}
 """

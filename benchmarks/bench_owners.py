@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The short part is first.
     shares = measure_shares(asked.campaigns, asked.seconds, asked.time_scale)
     figures = shares if asked.only_shares else [*measure_flood(asked.large), *shares]
-    rows = [figure.cells() for figure in figures]
+    rows = [figure.cells() for figure in figures if figure.asked]
     text = (
         f"`python -m benchmarks.bench_owners`; {describe_machine('sqlalchemy', 'numpy')}.\n\n"
         + table(("figure", "asked", "measured", "reached"), rows)

@@ -79,13 +79,7 @@ def section(*, ended: int, batches: int) -> str:
         *("small waited (mean, most)", "large waited (mean, most)"),
         *("batch: makespan", "over the least", "used while any waits"),
     )
-    return f"""`make bench-packing`; {describe_machine("numpy")}.
-
-A pretended allocation of {NUM_NODES:,} nodes of {DEVICES_PER_NODE} devices; sizes log-uniform from 2 to 512 devices, durations uniform from 10 to 300 s. *Deadlines*: the duration that the packer is given.
-
-Steady state: {AT_ONCE} probes wait or run at any time, counted over {ended:,} ends after the first {AT_ONCE}. *Used*: device-seconds that the probes asked for, of all; *held*: with the devices of whole nodes that a probe leaves over. *Decisions*: probes started by second of the packer's own time, on one core of a machine with other work. *Small*: at most {SMALL} devices; *large*: at least {LARGE}.
-
-One batch of {AT_ONCE} probes at once, {batches} draws: the median makespan, over what no schedule can beat (all work on all devices, or the longest probe), and how much of the device time is used until the last probe starts.
+    return f"""`make bench-packing`; {describe_machine("numpy")}. A pretended allocation of {NUM_NODES:,} nodes of {DEVICES_PER_NODE} devices; sizes log-uniform from 2 to 512 devices, durations uniform from 10 to 300 s. *Deadlines*: the duration that the packer is given. Steady state: {AT_ONCE} probes wait or run at any time, counted over {ended:,} ends after the first {AT_ONCE}. *Used*: device-seconds that the probes asked for, of all; *held*: with the devices of whole nodes that a probe leaves over. *Decisions*: probes started by second of the packer's own time, on one core of a machine with other work. *Small*: at most {SMALL} devices; *large*: at least {LARGE}. One batch of {AT_ONCE} probes at once, {batches} draws: the median makespan, over what no schedule can beat (all work on all devices, or the longest probe), and how much of the device time is used until the last probe starts.
 
 {table(header, rows)}
 """

@@ -113,7 +113,7 @@ def main() -> None:
     )
     record(
         "Plan",
-        f"`make bench-plan`; {describe_machine('numpy')}. One core; seconds of the processor.\n\nThe "
+        f"`make bench-plan`; {describe_machine('numpy')}. One core; seconds of the processor. The "
         "plan lists 10 layouts of gpt-22b on Frontier, or of qwen3-30b-a3b on H100 (with `ep`), with "
         f"a training job; without measurements / with {_MEASURED[-1]} of other layouts of the space. Asked for 10^6 layouts: "
         f"{PROMISED_S:g} s and {PROMISED_MB:g} MB, with `ep` {PROMISED_MIXTURE_S:g} s and "
@@ -154,8 +154,8 @@ def _over_no_knobs() -> None:
     record(
         "Plan of jobs",
         f"`python -m benchmarks.bench_plan knobs`; {describe_machine('numpy')}. One core; "
-        "seconds of the processor.\n\n"
-        "Plans, and proposals of searches, as in the section before, without job knobs / with six "
+        "seconds of the processor. "
+        'Plans, and proposals of searches, as in "Plan over before", without job knobs / with six '
         f"switches of 64 combinations; medians of {_NUM_PAIRS} pairs of processes. Asked for: {PROMISED_JOBS:g} times the seconds, "
         f"{PROMISED_JOBS_MEMORY:g} times the memory.\n\n{table(header, rows)}",
     )

@@ -184,8 +184,8 @@ def main() -> None:
     args = parser.parse_args()
     load = os.getloadavg()[0]
     text = (
-        f"{describe_machine('torch')}; load of {load:.1f} before the first pair.\n\n"
-        f"`make bench-programs`: examples/trainers/torch_native.py, model tiny, dp=2, {args.rounds} "
+        f"`make bench-programs`; {describe_machine('torch')}; load of {load:.1f} before the first pair. "
+        f"`examples/trainers/torch_native.py`, model tiny, dp=2, {args.rounds} "
         f"pairs in turns. A probe may add {ADDED_S:g} s to the trainer's own start.\n\n"
         f"{report(measure(args.rounds))}"
     )

@@ -3,8 +3,7 @@
 Run as `make bench-revisions BASE=../base/.venv/bin`, where another revision is installed in an
 environment of its own (`git worktree add ../base REVISION && make -C ../base install`). Commands
 and routes are the same in all revisions, so that it also compares revisions whose modules have
-moved. It takes a quarter of an hour, with nothing else on the machine. `--record` writes the
-section "Revisions" of RESULTS.md.
+moved. It takes a quarter of an hour, with nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import httpx
 import numpy as np
 
 from benchmarks.arguments import count
-from benchmarks.results_file import describe_machine, record, table
+from benchmarks.results_file import describe_machine, table
 from benchmarks.service.api_processes import ApiProcess
 from benchmarks.service.live_service import LiveProcess, wait_until
 
@@ -266,7 +265,6 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True, help="bin folder of the other revision")
     parser.add_argument("--pairs", type=count, default=8)
     parser.add_argument("--only", action="append", choices=list(FIGURES), help="repeatable")
-    parser.add_argument("--record", action="store_true", help="write RESULTS.md")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # its services end with it
     rows = []
@@ -285,9 +283,7 @@ def main() -> None:
             rows.append((name, *compared(*seconds)))
             print(" | ".join(rows[-1]), flush=True)
     header = ("figure", "this revision", "base / this", "95 % interval")
-    text = f"`make bench-revisions`, {asked.pairs} pairs; {describe_machine('torch')}.\n\n{table(header, rows)}"
-    if asked.record:
-        record("Revisions", text)
+    print(f"\n{describe_machine('torch')}\n\n{table(header, rows)}")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ INTRO: Final = (
     "12 cells) and as many simulated landscapes, 60 probes, cold, one pending unless said "
     "otherwise. A run that misses counts 61. The Llama 3B and 8B cells of nanotron_h100 are the two "
     "halves: constants are chosen on one and judged on the other. A run also prints tables by cell, "
-    "and the parts that only the table of promises names "
+    "and those of the parts that only the table of promises names "
     "([what they measure](../docs/explanation/search.md#results-of-all-strategies))."
 )
 MOST_SEARCH_S: Final = 0.3

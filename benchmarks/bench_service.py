@@ -90,7 +90,9 @@ def measure(name: str, scale: int) -> list[Figure]:
 
 
 def _section(part: BenchmarkPart, machine: str, figures: Sequence[Figure]) -> str:
-    numbers = table(("figure", "asked", "measured", "reached"), [f.cells() for f in figures])
+    """The figures of which something is asked; the others are printed alone."""
+    rows = [figure.cells() for figure in figures if figure.asked]
+    numbers = table(("figure", "asked", "measured", "reached"), rows)
     return f"`make bench-service`; {machine}.\n\n{numbers}\n\n{part.notes}"
 
 

@@ -192,12 +192,16 @@ def main() -> None:
             *("--workers", str(asked.workers), "--nodes", str(asked.nodes)),
             *_where(server, "large"),
         )
+    rows = list(_rows(small, large))
+    for row in rows:
+        print(*row, sep=" | ")
     text = (
-        f"`layout-tuner up --simulate frontier --time-scale 0`; the second campaign on "
+        f"`python -m benchmarks.bench_simulated`; {describe_machine('sqlalchemy')}. "
+        f"`layout-tuner up --simulate frontier --time-scale 0`; the second campaign, of "
+        f"{large.probes:,} probes, on "
         f"{asked.workers} workers of {asked.nodes} nodes, on "
         f"{'PostgreSQL' if asked.postgres else 'SQLite'}.\n\n"
-        + table(("", "measured", "asked"), [*_rows(small, large)])
-        + f"\n\n{describe_machine('sqlalchemy')}"
+        + table(("", "measured", "asked"), [row for row in rows if row[2]])
     )
     print(text)
     if asked.record:

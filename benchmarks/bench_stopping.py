@@ -162,9 +162,7 @@ def section(tables: dict[str, Sequence[TableCell]], seeds: int) -> str:
     noises = " / ".join(f"{noise.iterations:.0%}, {noise.runs:.0%}" for noise in NOISES)
     equals = [equals_row(noise) for noise in (*NOISES, Noise(iterations=0.02, carried=0.5))]
     equals_header = ("noise", "autocorrelation", "best known", "best measured once")
-    return f"""`make bench-stopping TABLES=DIR`; {describe_machine("numpy")}.
-
-{seeds} seeds a cell; up to {MOST_LAYOUTS} of its layouts in random order, {DEFAULT_WARMUP} warm-up and {DEFAULT_ITERATIONS} timed iterations each. Simulated noise between iterations, and between runs: {noises} (normal on the logarithm). *Saved*: of all iterations, warm-up included. *Loss*: how much slower than the best that was tried the winner is, on average; *in full*: if nothing is stopped. *Stopped as good*: of the layouts at least as good as the best so far.
+    return f"""`make bench-stopping TABLES=DIR`; {describe_machine("numpy")}. {seeds} seeds a cell; up to {MOST_LAYOUTS} of its layouts in random order, {DEFAULT_WARMUP} warm-up and {DEFAULT_ITERATIONS} timed iterations each. Simulated noise between iterations, and between runs: {noises} (normal on the logarithm). *Saved*: of all iterations, warm-up included. *Loss*: how much slower than the best that was tried the winner is, on average; *in full*: if nothing is stopped. *Stopped as good*: of the layouts at least as good as the best so far.
 
 {table(header, ran)}
 

@@ -44,6 +44,8 @@ UNTIMED: Final = ("megatron_golden", "megatron_golden_new")
 HELD: Final = (0.90, 0.98)
 """Asked share of the 95 % intervals that hold the measurement."""
 ACCURATE: Final = 0.08
+DOMAINS: Final = ("all", "Qwen3_30B_a3B")
+"""Rows of the domains of nodes that are recorded."""
 WIDTHS: Final = (1.8, 2.3)
 """Asked width of intervals: of tables with a mean error up to `ACCURATE`, and of others."""
 
@@ -62,6 +64,8 @@ class Subset:
     """At least."""
     peak_error: float | None = None
     """Mean error of the peak, at most."""
+    is_left_out: bool = False
+    """Whether subsets, or intervals, of which something is asked leave some of these rows out."""
 
     def of(self, rows: Sequence[JudgedRow]) -> list[JudgedRow]:
         """The described rows that have these values."""
@@ -84,6 +88,10 @@ class Subset:
             for bound, found, shown, sign in each
             if bound is not None
         )
+
+    def is_recorded(self, figures: RowFigures) -> bool:
+        """Whether the results keep the row; others are printed alone."""
+        return self.is_left_out or bool(self.asked(figures))
 
 
 def _reached(is_reached: bool) -> str:
@@ -110,6 +118,7 @@ SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
         Subset(
             title="the same of lts_dgx_a100, whose figure is below the model's weights",
             where={"environment": "lts_dgx_a100", SAID_NOW: _KINDS},
+            is_left_out=True,
         ),
         Subset(title="experts without gate", where={SAID_NOW: "ungated_experts"}, peak_error=0.10),
     ),
@@ -135,7 +144,11 @@ SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
         ),
         Subset(title="DeepSeek-V3", where={"model": "DeepSeekV3"}),
         Subset(title="Nemotron-3 Nano", where={"model": "Nemotron_3_Nano"}),
-        Subset(title="GPT-OSS 120B, modules recomputed", where={SAID_NOW: "recompute_modules"}),
+        Subset(
+            title="GPT-OSS 120B, modules recomputed",
+            where={SAID_NOW: "recompute_modules"},
+            is_left_out=True,
+        ),
         Subset(title="release 26.08", where={"release": "26.08"}),
     ),
     "torchtitan_benchmarks": (Subset(title="all", error=0.12, peak_error=0.18),),
@@ -158,7 +171,7 @@ SUBSETS: Final[Mapping[str, tuple[Subset, ...]]] = {
         ),
     ),
     "nanotron_h100": (
-        Subset(title="all"),
+        Subset(title="all", is_left_out=True),
         Subset(title="3B near the best", where={"model": "llama-3B", NEAR: "1"}),
         Subset(title="8B near the best", where={"model": "llama-8B", NEAR: "1"}),
     ),
@@ -198,27 +211,36 @@ HEADER: Final = (
     "GiB",
     "80 % hold",
 )
+SHARES_HEADER: Final = ("table", "rows", "share", "95 % hold", "width")
+PRECISIONS_HEADER: Final = ("precision", "machine", "recipes", "mean error", "signed", "tau")
 
 
 def main() -> None:
     """Prints the tables of figures and of choices, and records them where that is asked for."""
     asked = _arguments()
     tables = dict(read_folder(asked.tables, asked.only.split(",") if asked.only else ()))
-    figures, rows = {}, []
+    figures, rows, recorded = {}, [], []
     before: Mapping[str, Any] = json.loads(asked.before.read_text()) if asked.before else {}
     for title, subset, chosen in judged_subsets(tables):
         figures[title] = found = RowFigures.of(chosen)
         rows.append(_row(title, subset.asked(found), found, before.get("figures", {}).get(title)))
+        if subset.is_recorded(found):
+            recorded.append(rows[-1])
         for line in furthest(chosen, asked.worst):
             print(line)
     scores = {name: ChoiceScore.of(own) for name, own in tables.items() if name not in UNTIMED}
     choices = score_rows(scores, before.get("scores", {}))
     domains = domain_levels.domain_rows(asked.tables)
-    text = _section(rows, intervals_rows(tables), shares_rows(tables), domains, choices, asked.note)
-    if by_precision := precision_rows(tables.get("bridge_recipes_2026", ())):
-        titles = ("precision", "machine", "recipes", "mean error", "signed", "tau")
-        text += f"\n### Recipes by precision\n\n{table(titles, by_precision)}\n"
+    shares = shares_rows(tables)
+    text = _section(recorded, intervals_rows(tables), shares, domains, choices, asked.note)
     print(text)
+    for header, every in (
+        (HEADER, rows),
+        (SHARES_HEADER, shares),
+        (domain_levels.HEADER, domains),
+        (PRECISIONS_HEADER, precision_rows(tables.get("bridge_recipes_2026", ()))),
+    ):
+        print(f"{table(header, every)}\n")
     if asked.save:
         kept = {
             "figures": {title: asdict(each) for title, each in figures.items()},
@@ -238,7 +260,9 @@ def judged_subsets(
         subsets = SUBSETS.get(name, (Subset(title="all"),))
         found = [(each, each.of(every)) for each in subsets]
         apart = [row for row in every if not row.is_described]
-        for subset, chosen in (*found, (Subset(title=f"named in `{LACKS}`"), apart)):
+        is_asked = any(each.asked(RowFigures(rows=0)) for each in subsets)
+        lacking = Subset(title=f"named in `{LACKS}`", is_left_out=is_asked)
+        for subset, chosen in (*found, (lacking, apart)):
             if chosen:
                 yield f"{name}: {subset.title}", subset, chosen
 
@@ -401,9 +425,14 @@ def _section(
     how = "; ".join(filter(None, (describe_machine("numpy", "scipy"), note)))
     widths = ("table", "rows", "mean error", "95 % hold", "width", "asked")
     choices = ("table", "cells", "first", "one of the first three")
-    return f"""`make bench-tables TABLES=DIR`; {how}.
-
-Cold: only layout, model, cluster and trainer are known. Two figures in a field are before and now. *Width*: median of upper over lower end of the 95 % interval. Rows named in `{LACKS}` have what the estimates cannot know; no other row counts them. Of {" and ".join(UNTIMED)} the peaks alone count: their step times are of deterministic kernels.
+    held = sorted((int(row[3].removesuffix("%")), row[0]) for row in shares)
+    least = f"{held[0][0]}% ({held[0][1]}) to {held[-1][0]}%" if held else "-"
+    domains_of = [
+        f"{model}, {count} rows: {level} ({node}; {trays})"
+        for model, count, node, level, trays in domains
+        if model in DOMAINS
+    ]
+    return f"""`make bench-tables TABLES=DIR`; {how}. Cold: only layout, model, cluster and trainer are known. Two figures in a field are before and now. *Width*: median of upper over lower end of the 95 % interval. Rows named in `{LACKS}` have what the estimates cannot know; no other row counts them. Here are the rows of which something is asked, and those that these leave out; a run prints more. Of {" and ".join(UNTIMED)} the peaks alone count: their step times are of deterministic kernels.
 
 {table(HEADER, rows)}
 
@@ -413,15 +442,11 @@ Asked: {HELD[0]:.0%} to {HELD[1]:.0%} of all hold; width {WIDTHS[0]} at most whe
 
 {table(widths, intervals)}
 
-The share of the prior's spread that other tables of the same trainers choose (with it {SHARED[0][0]:.0%} of their rows hold, of recipes of Megatron-Bridge {SHARED[-1][0]:.0%}), judged on each table:
-
-{table(("table", "rows", "share", "95 % hold", "width"), shares)}
+With the share of the prior's spread that other tables of the same trainers choose (with it {SHARED[0][0]:.0%} of their rows hold, of recipes of Megatron-Bridge {SHARED[-1][0]:.0%}), of the intervals of a table {least} hold.
 
 ### Domains of nodes
 
-{domain_levels.__doc__.partition(chr(10))[0]} Asked of Qwen3 30B with the domain as a level: 21 % at most.
-
-{table(domain_levels.HEADER, domains)}
+Mean error on machines with NVLink domains, with the domain as a level (as a node; trays alone): {", ".join(domains_of)}. Asked of Qwen3 30B with the domain as a level: 21 % at most.
 
 ### First choices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -15,14 +16,26 @@ from layout_tuner.units import GIB
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 
 
-def describe_machine(*packages: str) -> str:
-    """Date, machine, and the versions of Python and of these packages, in one line."""
+def describe_machine(*packages: str, path: Path = RESULTS) -> str:
+    """Date, machine, and the versions of these packages, in one line.
+
+    A machine that the head of the results describes has the name that it has there; of another one
+    processor, cores, memory, system and Python are stated.
+    """
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in packages)
-    return (
-        f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}; {_cpu_name()}, {usable_cores()} cores, "
-        f"{usable_memory_bytes() / GIB:.0f} GiB; {platform.system()}, "
-        f"Python {platform.python_version()}, {versions}"
+    machine = (
+        f"{_cpu_name()}, {usable_cores()} cores, {usable_memory_bytes() / GIB:.0f} GiB; "
+        f"{platform.system()}, Python {platform.python_version()}"
     )
+    named = named_machines(path).get(machine, machine)
+    return f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}; {named}; {versions}"
+
+
+def named_machines(path: Path = RESULTS) -> dict[str, str]:
+    """The names of machines by their descriptions: the list at the head of the results."""
+    head = path.read_text().partition("\n## ")[0]
+    items = re.findall(r"^- (\w+): (.+)$", head, re.MULTILINE)
+    return {machine: name for name, machine in items}
 
 
 def _cpu_name() -> str:

@@ -197,19 +197,19 @@ def _disturbed(
             (f"{half.title}, disturbed", *_reached_row(runs)),
         ]
         disturbed_runs += runs
-    text = table(REACHED, rows)
+    text = ""
     if title == "slow-probe":
-        text = f"{DEFINITIONS}\n\n{text}\n\n{_definitions_table(disturbed_runs)}"
+        text = f"{DEFINITIONS}\n\n{_definitions_table(disturbed_runs)}"
     return Part(
         title=title,
         text=text,
-        details=f"Disturbed, by cell:\n\n{cells_table(disturbed_runs)}",
+        details=f"{table(REACHED, rows)}\n\nDisturbed, by cell:\n\n{cells_table(disturbed_runs)}",
         promises=_disturbed_promises(title, disturbed_runs),
     )
 
 
 DEFINITIONS: Final = (
-    "The second table has other definitions than *reached* "
+    "Of the disturbed searches, by other definitions than *reached* "
     "([which](../docs/explanation/search.md#results-of-all-strategies) a user has): *stays*, the leader "
     "is within the share from then to the last probe (a run ends when the true best leads and was not "
     f"measured slow, or after {PROBES} probes); *measured*, some probe's own figure is within the share "

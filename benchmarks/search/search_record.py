@@ -15,6 +15,8 @@ from benchmarks.results_file import RESULTS, record, table
 TITLE: Final = "Search"
 PROMISES: Final = ("what", "asked", "measured", "reached")
 STRATEGIES_TITLE: Final = "All strategies"
+KEPT: Final = ("slow-probe", "frontier-175b")
+"""Parts whose texts are recorded; of the others the promises alone, which name the figures."""
 UNDATED: Final = "Parts without a date: "
 
 
@@ -50,7 +52,7 @@ class Part:
 
     title: str
     text: str = ""
-    """What is recorded."""
+    """What is printed, and recorded of parts that are in `KEPT`."""
     row: tuple[str, ...] = ()
     """What is recorded in place of a text: a row of the table of all strategies."""
     details: str = ""
@@ -68,7 +70,7 @@ class SearchRecord:
     how: str = ""
     """How the parts without a date were measured: date, machine, versions, effort."""
     promises: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Rows by what was asked for."""
+    """Rows by what was asked for; the last cell has date and machine, where a part has its own."""
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Rows of the table of all strategies, by what was searched."""
     parts: dict[str, str] = field(default_factory=dict)
@@ -94,17 +96,18 @@ class SearchRecord:
     def add(self, part: Part, how: str) -> None:
         """Replaces what the section says of one part, which was measured as `how` says."""
         dated = "" if how == self.how else how
+        when = "; ".join(dated.split("; ")[:2])
         if part.row:
-            self.rows[part.title] = (*part.row, "; ".join(dated.split("; ")[:2]))
-        else:
+            self.rows[part.title] = (*part.row, when)
+        elif part.title in KEPT:
             self.parts[part.title] = f"{part.text}\n\n{dated}.".removesuffix("\n\n.")
-        self.promises.update({promise.what: promise.row() for promise in part.promises})
+        self.promises.update({promise.what: (*promise.row(), when) for promise in part.promises})
 
     def write(self, path: Path = RESULTS) -> None:
         """Puts the section into the file."""
         texts = {STRATEGIES_TITLE: table(self.header, list(self.rows.values())), **self.parts}
         parts = [f"### {title}\n\n{text}" for title, text in texts.items()]
-        rows = table(PROMISES, list(self.promises.values()))
+        rows = table((*PROMISES, "when"), list(self.promises.values()))
         record(TITLE, "\n\n".join([f"{self.intro} {UNDATED}{self.how}.", rows, *parts]), path)
 
 

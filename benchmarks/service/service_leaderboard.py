@@ -42,9 +42,8 @@ LIMIT: Final = 100
 SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LEADERBOARD_NOTES: Final = f"""\
-{LIMIT} layouts a page, 180 KB of JSON, read to the last byte and not parsed; 20 of the trials are repeats. Pages and bare queries \
-(`benchmarks/service/bare_leaderboard.py`, without intervals, ties and a Pareto front) take turns, {ROUNDS_A_SCALE * 8} of each; a \
-ratio is that of the two p99s. The files are in the page cache, PostgreSQL 18 has 512 MB of shared buffers."""
+{LIMIT} layouts a page, 180 KB of JSON, read to the last byte and not parsed; 20 of the trials are repeats. Pages take turns with bare \
+queries (`benchmarks/service/bare_leaderboard.py`), {ROUNDS_A_SCALE * 8} of each; a run prints the ratio. A ratio is that of two p99s. The files are in the page cache, PostgreSQL 18 has 512 MB of shared buffers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,7 @@ class Predicted:
 
 
 def judge(folder: Path | None) -> tuple[str, str, bool]:
-    """Rows for the results, a table for them, and whether the orders are as published.
+    """Rows for the results, what is below them, and whether the orders are as published.
 
     The weak scaling is shown beside what was asked, and not promised: the batch alone moves it by
     more (docs/explanation/estimates.md, "Accuracy of step times").
@@ -134,9 +134,8 @@ def judge(folder: Path | None) -> tuple[str, str, bool]:
         "| the same: order of the machines by the largest run's share of the peak | as published | "
         f"{said[1]} |\n"
     )
-    print(f"{_sensitivity_table(weak, cases)}\n")
-    runs = f"\n{_runs_table(rows, found)}\n\n{OTHER_ASSUMPTIONS}\n"
-    return text, runs, all(are_in_order)
+    print(f"{_sensitivity_table(weak, cases)}\n\n{_runs_table(rows, found)}\n")
+    return text, f"\n{OTHER_ASSUMPTIONS}\n", all(are_in_order)
 
 
 def _points(off: Mapping[int, float]) -> str:

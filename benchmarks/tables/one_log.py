@@ -163,11 +163,7 @@ def _section(rows: list[tuple[str, ...]], ratio: float, best_factor: float) -> s
         *("log near the best", "best factor", "95 % hold", "width"),
     )
     is_reached = "reached" if ratio <= ASKED else "**not reached**"
-    return f"""`make bench-logs TABLES=DIR`; {describe_machine("numpy")}.
-
-Mean size of the logarithm of predicted over measured step time, of the other rows of a cell (one model, machine, number of devices and batch), without a log and with that of one row; every row in turn, of cells with more than {_MOST} rows every nth. Means over logs, then over cells. *Log near the best*: the ratio where the log is of a row at most {NEAR_BEST} times slower than the best of its cell. *Best factor*: the ratio with the one factor that is best for all rows of the cell, which no single log can know. The last two columns: without and with.
-
-Mean over the tables: {ratio:.2f} times; asked: at most {ASKED} ({is_reached}). With the best factor of each cell it is {best_factor:.2f}: what remains is errors of single layouts.
+    return f"""`make bench-logs TABLES=DIR`; {describe_machine("numpy")}. Mean size of the logarithm of predicted over measured step time, of the other rows of a cell (one model, machine, number of devices and batch), without a log and with that of one row; every row in turn, of cells with more than {_MOST} rows every nth. Means over logs, then over cells. *Log near the best*: the ratio where the log is of a row at most {NEAR_BEST} times slower than the best of its cell. *Best factor*: the ratio with the one factor that is best for all rows of the cell, which no single log can know. The last two columns: without and with. Mean over the tables: {ratio:.2f} times; asked: at most {ASKED} ({is_reached}). With the best factor of each cell it is {best_factor:.2f}: what remains is errors of single layouts.
 
 {table(heads, rows)}
 """

@@ -148,13 +148,19 @@ def main() -> None:
         if (own := [each.share for each in found if each.title.startswith(name)])
     ]
     header = ("recipe", "layout", "place", "best", "predicted loss", "probability of fitting")
+    outside = [
+        f"{each.title}, {each.layout.key}: {each.faster + 1:,} of {each.fitting:,} "
+        f"({each.share:.1%}), a predicted loss of {each.loss:.0%}"
+        for each in found
+        if each.share > ASKED
+    ]
     text = (
         f"`python -m benchmarks.tables.recipes_in_plans DIR`; {describe_machine('numpy')}. The place "
         "of a published layout by predicted time among those of its whole space that are legal and "
-        f"predicted to fit. Asked of the median: best {ASKED:.0%}. {'; '.join(medians)}.\n\n"
-        f"{table(header, rows)}"
+        f"predicted to fit. Asked of the median: best {ASKED:.0%}. {'; '.join(medians)}. Outside of "
+        f"the best {ASKED:.0%}: {'; '.join(outside) or 'none'}. A run prints the place of each."
     )
-    print(text)
+    print(f"{text}\n\n{table(header, rows)}")
     record("Recipes of 2026 in plans", text)
 
 

@@ -187,7 +187,7 @@ def main() -> None:
     table = "\n".join(rows())
     if "--record" in sys.argv[1:]:
         how = (
-            f"`make bench-trainer`; {machine}.\n\nOne layer, hidden {HIDDEN}, one rank: how many "
+            f"`make bench-trainer`; {machine}. One layer, hidden {HIDDEN}, one rank: how many "
             "times longer the peer takes for a pass forward and backward. Passes alternate. The "
             "dense layer takes as many rows as all experts together, at the width of one."
         )

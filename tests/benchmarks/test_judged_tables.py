@@ -122,6 +122,16 @@ def test_rows_that_lack_something_are_judged_apart() -> None:
     assert intervals_rows({"some": [said, other, lacking]})[-1][1] == "2"
 
 
+def test_recorded_rows_are_asked_for_or_left_out() -> None:
+    rows = [judged(1.0, 1.0, columns={LACKS: lacks}) for lacks in ("", "offload")]
+    recorded = {
+        title
+        for title, subset, chosen in judged_subsets({"simumax_a100": rows, "some": rows})
+        if subset.is_recorded(RowFigures.of(chosen))
+    }
+    assert recorded == {"simumax_a100: all", "simumax_a100: named in `lacks`"}
+
+
 def test_a_table_is_judged_with_the_share_that_others_choose() -> None:
     choosing = [judged(1.1**place, 1.0, share=0.5) for place in (0.2, 0.4, 0.8)]
     [row] = shares_rows({"simumax_a100": choosing, "qwen3_235b_jobs": [judged(1.1, 1.0)]})[-1:]
