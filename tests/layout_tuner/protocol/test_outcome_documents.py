@@ -331,6 +331,12 @@ def test_a_measurement_of_other_routing_than_asked_for_is_refused() -> None:
         refuse(make_measurement(balanced_routing=True, expert_load=1.0), dense)
 
 
+def test_the_embedded_trainer_holds_weights_gradients_and_optimizer_states() -> None:
+    model = model_preset("tiny")
+    request = ProbeRequest(model=model, layout=Layout(), iterations=1)
+    assert least_memory_bytes(request) == (4 + 4 + 8) * model.num_parameters
+
+
 def test_a_rank_holds_the_largest_of_several_kinds_of_layers() -> None:
     """A layer of experts of Nemotron-3 Nano: the experts, the shared one, the router and a norm."""
     request = ProbeRequest(

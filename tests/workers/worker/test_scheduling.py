@@ -20,6 +20,7 @@ from layout_tuner.workers.worker.events import EndMoved, Events
 from layout_tuner.workers.worker.leasing import END_WITHIN_S, MOST_WAITING, next_request
 from layout_tuner.workers.worker.worker import AllocationEnd, ends_after
 from tests.kit.fake_launcher import FakeLauncher
+from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import DONE, FAILED, WorkedService, ends_when, launcher_of, make_request
 
 
@@ -287,6 +288,15 @@ def test_an_end_of_the_allocation_that_moves_is_told_again_and_a_failed_look_up_
     ends = [event.ends_at for event in told if isinstance(event, EndMoved)]
     assert len(ends) == 2
     assert ends[0] > started + 99 > ends[1]
+
+
+def test_a_closed_end_of_the_allocation_is_not_looked_up_again() -> None:
+    events: Events = SimpleQueue()
+    before = threading.enumerate()
+    end = AllocationEnd(lambda: 100.0, events, look_every_s=0.01)
+    (looking,) = set(threading.enumerate()).difference(before)
+    end.close()
+    wait_until("its thread ends", lambda: not looking.is_alive())
 
 
 def test_the_time_left_that_a_user_gives_counts_down_from_then() -> None:

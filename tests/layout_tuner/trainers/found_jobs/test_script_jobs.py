@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from layout_tuner.trainers.found_jobs import job_file
 from layout_tuner.trainers.found_jobs.found_job import (
     Findings,
     FoundJob,
@@ -45,6 +47,18 @@ def test_a_job_has_its_options_ranks_and_command() -> None:
     assert job.command.words == ("train.py", "--tp", "4")
     assert job.command.environment == {"A": "1"}
     assert job.name == ""
+
+
+def test_a_file_of_a_byte_too_many_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_file, "MAX_BYTES", 10)
+    script = tmp_path / "job.sh"
+    script.write_text("x" * 10)
+    assert JobFile.open(script).text == "x" * 10
+    script.write_text("x" * 11)
+    with pytest.raises(JobFileInvalidError, match=r"job\.sh: it has more than"):
+        JobFile.open(script)
 
 
 def test_several_jobs_have_numbers() -> None:
