@@ -57,7 +57,7 @@ def test_a_file_of_a_byte_too_many_is_refused(
     script.write_text("x" * 10)
     assert JobFile.open(script).text == "x" * 10
     script.write_text("x" * 11)
-    with pytest.raises(JobFileInvalidError, match=r"job\.sh: it has more than"):
+    with pytest.raises(JobFileInvalidError, match=r"'job\.sh': it has more than"):
         JobFile.open(script)
 
 
