@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from benchmarks.service.live_service import LiveService, wait_until
 from layout_tuner.predictions.statistics.disturbance import DISTURBED_SHARE
-from layout_tuner.results_db.records import TrialRecord
+from layout_tuner.results_db.leaderboard.leaderboard_records import RankedLayout
+from layout_tuner.results_db.records import CampaignRecord, TrialRecord
 from layout_tuner.tuner.driver.driver import Driver
 from tests.e2e.conftest import Service
 from tests.kit.campaigns import space_of
-from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, PartFirst
-from tests.tuner.driver.test_cheap_probes import proposers as proposers
+from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, part_first
 from tests.workers.busy_cores import busy
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
@@ -22,12 +23,26 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 SPACE = space_of(global_batch_size=64, dp=[1, 2], micro_batch_size=[1, 2])
 
 
-@pytest.mark.slow
-def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
-    tmp_path: Path, proposers: list[PartFirst]
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EndedCampaign:
+    """A campaign of cheap probes and one layout in full, on a worker of this machine."""
+
+    record: CampaignRecord
+    parts: list[TrialRecord]
+    whole: TrialRecord
+    ranked: list[RankedLayout]
+    losses: dict[int, float]
+    """First loss by trial."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndedCampaign]:
     budget = {"node_hours": 1.0, "trials": NUM_CHEAP + 1}
-    with LiveService(tmp_path) as service:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        LiveService(tmp_path_factory.mktemp("cheap")) as service,
+    ):
+        proposers = part_first(patch)
         created = service.submit(
             strategy="guided", budget=budget, space=SPACE, stop={"remeasure": 0}
         )
@@ -39,27 +54,48 @@ def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
             return store.campaigns.get(created["id"]).ended_at is not None
 
         wait_until("the campaign has ended", has_ended, 150.0)
-        campaign, trials = store.campaigns.get(created["id"]), store.trials.find(created["id"])
+        record, trials = store.campaigns.get(created["id"]), store.trials.find(created["id"])
         assert len(proposers) == 1
         assert [trial.state for trial in trials] == ["COMPLETED"] * (NUM_CHEAP + 1), trials
-        sequence = campaign.spec["model"]["seq_length"]
-        for trial in trials:
-            measured = trial.measurement
-            assert measured.tokens_per_step == trial.layout.global_batch_size * sequence
-            assert trial.cost.iterations > 0 < trial.cost.start
         *parts, whole = trials
-        for part in parts:
-            assert (part.layout.num_microbatches, part.num_layers) == (8, 2)
-            assert part.layout.global_batch_size < part.full_layout.global_batch_size == 64
-        assert whole.layout in [part.full_layout for part in parts]
-        assert whole.layout.global_batch_size == 64
-        (first,) = store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
-        assert first.trial.id == whole.id
-        # Half of the layers have less to keep, and an untrained model's loss is about the same.
-        losses = [store.trials.detail(each.id).iterations[0].loss for each in (parts[0], whole)]
-        assert losses[0] == pytest.approx(losses[1], rel=0.1)
-        of_whole = parts[[part.full_layout for part in parts].index(whole.layout)]
-        assert _peak(of_whole) < _peak(whole)
+        yield EndedCampaign(
+            record=record,
+            parts=parts,
+            whole=whole,
+            ranked=store.leaderboard.ranked_layouts(record.id, record.objective),
+            losses={each.id: store.trials.detail(each.id).iterations[0].loss for each in trials},
+        )
+
+
+@pytest.mark.slow
+def test_an_outcome_has_the_tokens_and_costs_of_what_ran(ended: EndedCampaign) -> None:
+    sequence = ended.record.spec["model"]["seq_length"]
+    for trial in (*ended.parts, ended.whole):
+        assert trial.measurement.tokens_per_step == trial.layout.global_batch_size * sequence
+        assert trial.cost.iterations > 0 < trial.cost.start
+
+
+@pytest.mark.slow
+def test_a_cheap_probe_runs_a_part_of_its_layout(ended: EndedCampaign) -> None:
+    for part in ended.parts:
+        assert (part.layout.num_microbatches, part.num_layers) == (8, 2)
+        assert part.layout.global_batch_size < part.full_layout.global_batch_size == 64
+
+
+@pytest.mark.slow
+def test_a_layout_of_a_cheap_probe_is_run_whole_and_ranked(ended: EndedCampaign) -> None:
+    assert ended.whole.layout in [part.full_layout for part in ended.parts]
+    assert ended.whole.layout.global_batch_size == 64
+    assert [each.trial.id for each in ended.ranked] == [ended.whole.id]
+
+
+@pytest.mark.slow
+def test_a_cheap_probe_takes_less_memory_and_loses_alike(ended: EndedCampaign) -> None:
+    """Half of the layers have less to keep; an untrained model's loss is about the same."""
+    (part, *_), whole = ended.parts, ended.whole
+    assert ended.losses[part.id] == pytest.approx(ended.losses[whole.id], rel=0.1)
+    (of_whole, *_) = (part for part in ended.parts if part.full_layout == whole.layout)
+    assert _peak(of_whole) < _peak(whole)
 
 
 def _peak(trial: TrialRecord) -> int:

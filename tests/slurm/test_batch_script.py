@@ -80,51 +80,101 @@ class Bench:
 
 @pytest.fixture
 def bench(slurm: SlurmSite, tmp_path: Path) -> Bench:
+    return make_bench(slurm, tmp_path)
+
+
+def make_bench(site: SlurmSite, folder: Path) -> Bench:
     for name in ("env/bin", "notes", "local"):
-        (tmp_path / name).mkdir(parents=True)
-    python = tmp_path / "env" / "bin" / "python"
+        (folder / name).mkdir(parents=True)
+    python = folder / "env" / "bin" / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)
-    (tmp_path / "token").write_text("secret")
-    (tmp_path / "token").chmod(0o600)
-    return Bench(slurm, tmp_path, CliRunner())
+    (folder / "token").write_text("secret")
+    (folder / "token").chmod(0o600)
+    return Bench(site, folder, CliRunner())
 
 
-def test_a_ray_allocation_has_a_ray_task_a_node_and_a_worker_that_joins_them(bench: Bench) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RayAllocation:
+    """What the tasks of an allocation were started with, and its log."""
+
+    job: int
+    worker: list[str]
+    described: dict[str, Any]
+    """The cluster's file that the worker reads."""
+    ray: dict[str, list[str]]
+    """Arguments by node."""
+    environments: dict[str, list[str]]
+    """Lines by task."""
+    log: str
+
+    @property
+    def head(self) -> str:
+        return f"127.0.5.10:{20000 + self.job % 10000}"
+
+    def after(self, flag: str) -> str:
+        """The worker's argument after a flag."""
+        return self.worker[self.worker.index(flag) + 1]
+
+
+@pytest.fixture(scope="module")
+def on_ray(site: SlurmSite, tmp_path_factory: pytest.TempPathFactory) -> RayAllocation:
+    bench = make_bench(site, tmp_path_factory.mktemp("ray") / "bench")
     # What the job exports is the script's own environment, whatever it was submitted with.
     variables = {"NOTES": str(bench.directory / "notes"), "SITES": "own"}
     exported = "--sbatch-option=--export=NONE"
     job = bench.submit("--end-when-idle=5m", exported, environment=variables)
-    bench.wait_for("ray-n2.arguments")
-    worker = bench.wait_for("worker.arguments").splitlines()
-    head = f"127.0.5.10:{20000 + job % 10000}"
-    assert bench.wait_for("ray-n1.arguments").split()[-4:] == [
-        "--head",
-        head,
-        "--address",
-        "127.0.5.10",
-    ]
-    assert bench.note("ray-n2.arguments").split()[-2:] == ["--address", "127.0.5.11"]
-    assert worker[worker.index("--ray-address") + 1] == head
-    assert worker[worker.index("--launcher") + 1] == "ray"
-    assert worker[worker.index("--name") + 1] == f"ours-{job}"
-    assert "--end-when-idle=300" in worker
-    described = json.loads(Path(worker[worker.index("--cluster") + 1]).read_text())
-    assert described["site"]["drain_s"] == 5
-    tokens = {
-        line
-        for name in ("worker", "ray-n1", "ray-n2")
-        for line in bench.note(f"{name}.environment").splitlines()
-        if line.startswith("RAY_AUTH_TOKEN=")
-    }
-    assert len(tokens) == 1
-    assert len(tokens.pop()) == len("RAY_AUTH_TOKEN=") + 64
-    assert "RAY_AUTH_TOKEN" not in bench.log()
+    tasks = ("worker", "ray-n1", "ray-n2")
+    arguments = {task: bench.wait_for(f"{task}.arguments").split("\n")[:-1] for task in tasks}
     wait_until(
         "a step has the site's variable",
         lambda: "SITES=own" in bench.note("ray-n2.environment").splitlines(),
         60,
     )
+    worker = arguments["worker"]
+    allocation = RayAllocation(
+        job=job,
+        worker=worker,
+        described=json.loads(Path(worker[worker.index("--cluster") + 1]).read_text()),
+        ray={node: arguments[f"ray-{node}"] for node in ("n1", "n2")},
+        environments={task: bench.note(f"{task}.environment").splitlines() for task in tasks},
+        log=bench.log(),
+    )
+    site.cancel_everything()
+    return allocation
+
+
+def test_a_ray_allocation_has_a_ray_task_a_node(on_ray: RayAllocation) -> None:
+    head = ["--head", on_ray.head, "--address", "127.0.5.10"]
+    assert on_ray.ray["n1"][-4:] == head
+    assert on_ray.ray["n2"][-2:] == ["--address", "127.0.5.11"]
+
+
+def test_the_worker_of_a_ray_allocation_joins_its_ray(on_ray: RayAllocation) -> None:
+    assert on_ray.after("--ray-address") == on_ray.head
+    assert on_ray.after("--launcher") == "ray"
+
+
+def test_the_worker_of_an_allocation_gets_its_options(on_ray: RayAllocation) -> None:
+    assert on_ray.after("--name") == f"ours-{on_ray.job}"
+    assert "--end-when-idle=300" in on_ray.worker
+    assert on_ray.described["site"]["drain_s"] == 5
+
+
+def test_tasks_of_a_ray_allocation_share_a_secret_token(on_ray: RayAllocation) -> None:
+    variable = "RAY_AUTH_TOKEN="
+    tokens = {
+        line
+        for lines in on_ray.environments.values()
+        for line in lines
+        if line.startswith(variable)
+    }
+    assert [len(token) for token in tokens] == [len(variable) + 64]
+    assert "RAY_AUTH_TOKEN" not in on_ray.log
+
+
+def test_tasks_of_a_ray_allocation_have_the_sites_variables(on_ray: RayAllocation) -> None:
+    assert "SITES=own" in on_ray.environments["ray-n2"]
 
 
 def test_the_job_ends_as_its_worker_ends_and_takes_everything_along(bench: Bench) -> None:
@@ -214,11 +264,18 @@ def test_an_srun_allocation_runs_lines_of_shell_and_then_a_worker_alone(bench: B
         assert line in lines
 
 
-def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Bench) -> None:
+@pytest.fixture
+def jobs(bench: Bench) -> tuple[int, int, int]:
+    """A job of somebody's, and two allocations: one runs, and one waits."""
     other = bench.site.submit("--wrap", "sleep 1000", "--comment=not-ours", "-w", "n4")
     running = bench.submit()
     waiting = bench.submit("--nodes=4")
     bench.wait_for("worker.arguments")
+    return other, running, waiting
+
+
+def test_list_shows_our_allocations_alone(bench: Bench, jobs: tuple[int, int, int]) -> None:
+    _, running, waiting = jobs
     listed = {job["job_id"]: job for job in json.loads(bench.call("list", "--json").stdout)}
     assert set(listed) == {str(running), str(waiting)}
     assert listed[str(running)]["state"] == "RUNNING"
@@ -227,6 +284,10 @@ def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Be
     table = bench.call("list").stdout
     assert str(running) in table
     assert "pending" in table
+
+
+def test_cancel_ends_no_other_job(bench: Bench, jobs: tuple[int, int, int]) -> None:
+    other, running, waiting = jobs
     for job, says in ((other, "is not an allocation that you submitted"), (1, "there is no job 1")):
         ends(bench.call("cancel", str(job)), 1, says)
     ends(bench.call("cancel", str(waiting)), 0)

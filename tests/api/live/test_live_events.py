@@ -334,9 +334,7 @@ def test_a_mark_sees_each_commit_once_of_this_and_other_processes_and_no_reading
     assert not mark.has_changed()
 
 
-def test_a_mark_finds_work_and_says_yes_where_it_cannot_look(
-    store: Store, mark: ChangeMark, tmp_path: Path
-) -> None:
+def test_a_mark_finds_campaigns_and_trials_at_work(store: Store, mark: ChangeMark) -> None:
     def work() -> list[bool]:
         return [mark.finds(each) for each in (RUNNING_CAMPAIGN, WAITING_TRIAL, RUNNING_TRIAL)]
 
@@ -348,14 +346,20 @@ def test_a_mark_finds_work_and_says_yes_where_it_cannot_look(
     store.campaigns.pause(campaign)
     assert work() == [False, False, False]
     store.campaigns.resume(campaign)
-    worker = make_worker(store).id
-    lease_one(store, worker)
+    lease_one(store, make_worker(store).id)
     assert work() == [True, False, True]
     post_outcome(store, trial.id, 1, completed(LAYOUT))
     assert work() == [True, False, False]
+
+
+def test_a_mark_finds_a_session_until_it_drains(store: Store, mark: ChangeMark) -> None:
+    worker = make_worker(store).id
     assert mark.finds(OPEN_SESSION, worker)
     store.workers.drain(worker)
     assert not mark.finds(OPEN_SESSION, worker)
+
+
+def test_a_mark_without_a_database_assumes_changes(tmp_path: Path) -> None:
     lost = ChangeMark(tmp_path / "nowhere.sqlite3")
     assert lost.has_changed()
     assert lost.finds(RUNNING_TRIAL)

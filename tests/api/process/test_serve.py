@@ -221,7 +221,7 @@ def data(tmp_path: Path) -> DataDir:
     return data
 
 
-def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: DataDir) -> None:
+def test_a_service_is_found_only_while_it_serves(data: DataDir) -> None:
     assert find_service(data.path) is None
     with serving(data), announced(data, URL):
         found = find_service(data.path)
@@ -229,26 +229,47 @@ def test_only_a_service_that_serves_now_is_found_whatever_its_file_says(data: Da
     assert find_service(data.path) is None
     assert not data.service_file.exists()
 
+
+def test_a_file_alone_is_no_service(data: DataDir) -> None:
     data.service_file.write_text(json.dumps({"url": URL, "pid": os.getpid()}))
     assert find_service(data.path) is None
 
+
+def test_no_service_is_found_in_a_missing_folder(data: DataDir) -> None:
     assert find_service(data.path / "nowhere") is None
 
+
+@pytest.fixture
+def file_of_ended(data: DataDir) -> Path:
+    """The file that a process which has ended left in the data directory."""
     ended = subprocess.Popen(["true"])
     ended.wait()
     data.service_file.write_text(json.dumps({"url": URL, "pid": ended.pid}))
+    return data.service_file
+
+
+def test_the_file_of_an_ended_process_is_no_service(data: DataDir, file_of_ended: Path) -> None:
     with data.lock("serve"):
         assert find_service(data.path) is None
-    with serving(data):
-        assert not data.service_file.exists()
 
-    for content in (
+
+def test_a_service_removes_the_file_of_an_ended_process(data: DataDir, file_of_ended: Path) -> None:
+    with serving(data):
+        assert not file_of_ended.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
         *(b"", b"null", b"\xff", b"[" * 5000, b'{"url": 3, "pid": 1}'),
         *(b'{"url": "http://127.0.0.1:9", "pid": %s}' % pid for pid in (b"true", b"-1")),
-    ):
-        data.service_file.write_bytes(content)
-        with data.lock("serve"):
-            assert find_service(data.path) is None, content
+    ],
+    ids=["empty", "null", "not UTF-8", "deep", "url 3", "pid true", "pid -1"],
+)
+def test_a_file_that_cannot_be_read_is_no_service(data: DataDir, content: bytes) -> None:
+    data.service_file.write_bytes(content)
+    with data.lock("serve"):
+        assert find_service(data.path) is None
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from httpx import Response
 from layout_tuner.search_spaces.layouts.layout import Layout
 from tests.kit.api import CAMPAIGN, Api, answered, measured_as_asked
 from tests.kit.campaigns import space_of
-from tests.kit.store import failed, make_iterations
+from tests.kit.store import make_iterations
 
 YAML = {"Content-Type": "application/yaml"}
 GUESSED = {"name": "mine", "devices_per_node": 4}
@@ -157,34 +157,6 @@ def test_progress_has_the_trials_that_ended_the_best_and_the_time_left(api: Api)
     assert progress(api, "progress")["seconds_left"] == 0
     api.submit(name="timed", budget={"wall_time_s": 600})
     assert progress(api, "timed")["seconds_left"] == pytest.approx(600, abs=30)
-
-
-def test_a_campaign_says_what_it_waits_for(api: Api) -> None:
-    cluster = {**CAMPAIGN["cluster"], "name": "here"}
-    campaign = api.submit(name="waits", cluster=cluster)
-
-    def why() -> str | None:
-        return progress(api, "waits")["waiting_reason"]
-
-    assert "no driver is at work" in (why() or "")
-    api.store.driver.acquire()
-    api.register("other", cluster="elsewhere")
-    assert "no worker of cluster here" in (why() or "")
-    api.register("small", cluster="here", devices_per_node=1)
-    api.store.campaigns.note_waiting(campaign["id"], "its search waits for its turn")
-    assert why() == "its search waits for its turn"
-    trial = api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
-    assert "needs 2 devices on 1 node," in (why() or "")
-    assert "(small) has 1 node of 1 device" in (why() or "")
-
-    worker = api.register("large", cluster="here")
-    assert why() is None
-    lease = api.lease(worker)
-    assert lease["trial_id"] == trial.id
-    assert why() is None, "its trial runs"
-    api.report(worker, lease, failed())
-    api.post("/campaigns/waits/pause")
-    assert "paused" in (why() or "")
 
 
 def send(api: Api, key: str, path: str, body: Any, **headers: str) -> Response:

@@ -169,30 +169,50 @@ def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
     ends(command("campaign", "import", str(file)), 2, "row 2 (line 3): tp*pp*dp=3*2*2=12")
 
 
-def test_layouts_that_an_unknown_column_parts_have_their_own_places(
-    api: Api, command: Command
-) -> None:
-    rows = [
-        make_row(technique=name, step_time_s=step, **layout)
-        for place, layout in enumerate(layouts()[:4])
-        for name, step in (("eager", 0.6 + place / 100), ("compile", 0.5 + place / 100))
-    ]
-    answer = post(api, make_text(*rows), name="parted")
-    assert "differ in 'technique' ('eager', 'compile')" in "\n".join(answer["notes"])
+TECHNIQUES = [
+    make_row(technique=name, step_time_s=step, **layout)
+    for place, layout in enumerate(layouts()[:4])
+    for name, step in (("eager", 0.6 + place / 100), ("compile", 0.5 + place / 100))
+]
+"""Rows in pairs of one layout, which differ in a column that the tuner does not know."""
+
+
+@pytest.fixture(scope="module")
+def parted(api: Api) -> list[str]:
+    """The notes on the import of the rows above as the campaign `parted`."""
+    return list(post(api, make_text(*TECHNIQUES), name="parted")["notes"])
+
+
+def test_the_notes_name_an_unknown_column_that_parts_layouts(parted: list[str]) -> None:
+    assert "differ in 'technique' ('eager', 'compile')" in "\n".join(parted)
+
+
+@pytest.mark.usefixtures("parted")
+def test_layouts_that_an_unknown_column_parts_are_ranked_apart(api: Api) -> None:
     page = api.get("/campaigns/parted/leaderboard")
-    assert page["total"] == len(rows)
+    assert page["total"] == len(TECHNIQUES)
     assert page["trials"][0]["layout_key"].endswith("[technique=compile]")
+
+
+@pytest.mark.usefixtures("parted")
+def test_leaderboards_show_an_unknown_column_that_parts_layouts(api: Api, command: Command) -> None:
     shown = ends(command("leaderboard", "parted"), 0).stdout
     assert "technique=compile" in shown
     assert "technique=eager" in shown
     assert "technique=eager" in api.http.get("/campaigns/parted").text
-    written = ends(command("leaderboard", "parted", "--csv"), 0).stdout
-    again = read_table(written)
+
+
+@pytest.mark.usefixtures("parted")
+def test_a_leaderboard_with_variants_is_read_back(command: Command) -> None:
+    again = read_table(ends(command("leaderboard", "parted", "--csv"), 0).stdout)
     assert again.aside_columns == ("variant",)
-    assert len(again.cells[0].merged) == len(rows)
-    assert unnumbered(read_table(api.http.get("/v1/campaigns/parted/table").text)) == unnumbered(
-        read_table(make_text(*rows))
-    )
+    assert len(again.cells[0].merged) == len(TECHNIQUES)
+
+
+@pytest.mark.usefixtures("parted")
+def test_a_table_with_an_unknown_column_is_printed_as_imported(api: Api) -> None:
+    printed = api.http.get("/v1/campaigns/parted/table").text
+    assert unnumbered(read_table(printed)) == unnumbered(read_table(make_text(*TECHNIQUES)))
 
 
 def test_a_taken_name_says_by_which_option_another_is_given(api: Api) -> None:
@@ -201,34 +221,68 @@ def test_a_taken_name_says_by_which_option_another_is_given(api: Api) -> None:
     assert "choose another name: `name` in the document, or --name of `campaign import`" in refused
 
 
+EXCHANGES = [make_row(a2a=each, step_time_s=s) for each, s in (("old", 2.0), ("new", 0.5))]
+"""Rows of one layout, which differ in a column that is a job knob."""
+EXCHANGE = {"kind": "word", "values": ["old", "new"], "default": "old", "touches": ["tp"]}
+
+
+@pytest.fixture(scope="module")
+def with_knob(api: Api) -> Api:
+    """The rows above are imported as the campaign `jobs`, with their column as a job knob."""
+    knobs = json.dumps({"exchange": EXCHANGE})
+    post(api, make_text(*EXCHANGES), knob="a2a=exchange", knobs=knobs, name="jobs")
+    return api
+
+
 def test_a_column_of_a_table_is_declared_a_job_knob(
-    api: Api, command: Command, tmp_path: Path
+    with_knob: Api, command: Command, tmp_path: Path
 ) -> None:
-    rows = [make_row(a2a=each, step_time_s=s) for each, s in (("old", 2.0), ("new", 0.5))]
     table, knobs = tmp_path / "jobs.csv", tmp_path / "knobs.yaml"
-    table.write_text(make_text(*rows))
+    table.write_text(make_text(*EXCHANGES))
     knobs.write_text("exchange: {kind: word, values: [old, new], default: old, touches: [tp]}\n")
     asked = ("--knob", "a2a=exchange", "--knobs", str(knobs))
-    command("campaign", "import", str(table), "--name", "jobs", *asked)
-    space = api.get("/campaigns/jobs")["spec"]["space"]
-    declared = {"kind": "word", "values": ["old", "new"], "default": "old", "touches": ["tp"]}
-    assert space["job"] == {"exchange": {"search": ["old", "new"], **declared}}
-    keys = [each["layout_key"] for each in api.get("/campaigns/jobs/trials")["trials"]]
+    ends(command("campaign", "import", str(table), "--name", "same-jobs", *asked), 0)
+    for name in ("jobs", "same-jobs"):
+        space = with_knob.get(f"/campaigns/{name}")["spec"]["space"]
+        assert space["job"] == {"exchange": {"search": ["old", "new"], **EXCHANGE}}, name
+
+
+def test_rows_that_differ_in_a_job_knob_are_two_trials(with_knob: Api) -> None:
+    keys = [each["layout_key"] for each in with_knob.get("/campaigns/jobs/trials")["trials"]]
     assert sorted(key.partition("~")[2] for key in keys) == ["", "exchange.new"]
-    assert api.get("/campaigns/jobs")["progress"]["best_trial"] == 2
-    (cell,) = read_table(api.http.get("/v1/campaigns/jobs/table").text).cells
+    assert with_knob.get("/campaigns/jobs")["progress"]["best_trial"] == 2
+
+
+def test_tables_of_an_import_state_its_job_knob(with_knob: Api) -> None:
+    (cell,) = read_table(with_knob.http.get("/v1/campaigns/jobs/table").text).cells
     assert [row.layout.job.to_mapping() for row in cell.rows] == [{}, {"exchange": "new"}]
-    board = api.table("/campaigns/jobs/leaderboard", format="csv")
+    board = with_knob.table("/campaigns/jobs/leaderboard", format="csv")
     assert [row["job.exchange"] for row in board] == ["new", ""]
-    written = api.http.get("/v1/campaigns/jobs/leaderboard?format=parquet").content
+    written = with_knob.http.get("/v1/campaigns/jobs/leaderboard?format=parquet").content
     assert parquet.read_table(io.BytesIO(written))["job.exchange"].to_pylist() == ["new", None]
-    # A knob without a default, which one of the rows does not state.
-    post(api, make_text(rows[0], {**rows[1], "a2a": ""}), knob="a2a", name="unknown")
+
+
+def test_a_job_knob_that_a_row_leaves_open_is_no_choice(api: Api) -> None:
+    old, new = EXCHANGES
+    post(api, make_text(old, {**new, "a2a": ""}), knob="a2a", name="unknown")
     page = api.http.get("/campaigns/unknown").text
     assert 'value="old"' in page
     assert ">None<" not in page
     assert 'value="None"' not in page
-    problem = post(api, table.read_text(), 422, knob="b2b")
-    assert "there is no column 'b2b', which is declared a job knob" in problem["detail"]
-    problem = post(api, table.read_text(), 422, knob="a2a", knobs='{"a2a": {"kind": "word"}}')
-    assert "a2a.values: the field is missing" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"knob": "b2b"}, "there is no column 'b2b', which is declared a job knob"),
+        (
+            {"knob": "a2a", "knobs": '{"a2a": {"kind": "word"}}'},
+            "a2a.values: the field is missing",
+        ),
+    ],
+    ids=["no column", "no values"],
+)
+def test_a_wrong_declaration_of_a_column_is_refused(
+    api: Api, asked: dict[str, str], words: str
+) -> None:
+    assert words in post(api, make_text(*EXCHANGES), 422, **asked)["detail"]

@@ -13,7 +13,7 @@ from layout_tuner.client.campaigns import filter_query
 from layout_tuner.results_db.trials.filter import TrialFilter
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
-from tests.kit.api import CAMPAIGN, Api, Command, client_of, ends
+from tests.kit.api import CAMPAIGN, Api, Command, answered, client_of, ends
 
 SPACE = {**CAMPAIGN["space"], "job": {"compile": [False, True]}}
 PLAIN = Layout(num_microbatches=8)
@@ -113,35 +113,45 @@ def test_tables_state_the_knob_of_every_row_and_are_read_back(api: Api) -> None:
     assert listed == [{"compile": True}, {}, {}]
 
 
-def test_pages_tell_jobs_of_one_layout_apart(api: Api) -> None:
-    def page(path: str, **query: Any) -> str:
-        answer = api.http.get(path, params=query)
-        assert answer.status_code == 200, answer.text
-        return answer.text
+def page_of(api: Api, path: str, **query: Any) -> str:
+    return answered(api.http.get(path, params=query), 200).text
 
-    head = page("/campaigns/first")
-    assert "searched beside the layout: compile false, true" in head
-    assert 'href="/campaigns/first?sort=job.compile' in head
-    assert 'name="job.compile" value="true"' in head
-    kept = page("/campaigns/first", **{"job.compile": "true"})
-    assert 'value="true" checked' in kept
-    assert "compile" in page("/trials/2")
-    trials = page("/campaigns/first/trials")
-    assert trials.count("compile") > page(
-        "/campaigns/first/trials", **{"job.compile": "false"}
-    ).count("compile")
-    compared = page("/compare", trial=["1", "2"])
-    assert ">compile<" in compared
-    report = page("/v1/campaigns/first/report")
-    assert "compile" in report
-    plots = page("/campaigns/first/figures/two-knobs.json", x="job.compile", y="tp")
-    assert '"compile"' in plots
-    assert "compile" in page("/campaigns/first/figures/slice.json", knob="job.compile")
-    answer = api.http.get("/campaigns/first/figures/slice.json", params={"knob": "job.no"})
-    assert answer.status_code == 422
-    form = page("/submit", campaign="first")
-    assert "compile: [false, true]" in form
-    assert "job: {compile: true}" in form
+
+@pytest.mark.parametrize(
+    ("path", "query", "words"),
+    [
+        ("/campaigns/first", {}, "searched beside the layout: compile false, true"),
+        ("/campaigns/first", {}, 'href="/campaigns/first?sort=job.compile'),
+        ("/campaigns/first", {}, 'name="job.compile" value="true"'),
+        ("/campaigns/first", {"job.compile": "true"}, 'value="true" checked'),
+        ("/trials/2", {}, "compile"),
+        ("/compare", {"trial": ["1", "2"]}, ">compile<"),
+        ("/v1/campaigns/first/report", {}, "compile"),
+        (
+            "/campaigns/first/figures/two-knobs.json",
+            {"x": "job.compile", "y": "tp"},
+            '"compile"',
+        ),
+        ("/campaigns/first/figures/slice.json", {"knob": "job.compile"}, "compile"),
+        ("/submit", {"campaign": "first"}, "compile: [false, true]"),
+        ("/submit", {"campaign": "first"}, "job: {compile: true}"),
+    ],
+)
+def test_pages_tell_jobs_of_one_layout_apart(
+    api: Api, path: str, query: dict[str, Any], words: str
+) -> None:
+    assert words in page_of(api, path, **query)
+
+
+def test_a_list_of_trials_names_the_knobs_of_each_job(api: Api) -> None:
+    every = page_of(api, "/campaigns/first/trials")
+    plain = page_of(api, "/campaigns/first/trials", **{"job.compile": "false"})
+    assert every.count("compile") > plain.count("compile")
+
+
+def test_a_plot_of_an_unknown_job_knob_is_refused(api: Api) -> None:
+    path = "/campaigns/first/figures/slice.json"
+    answered(api.http.get(path, params={"knob": "job.no"}), 422)
 
 
 def test_a_clone_searches_the_same_knobs(api: Api) -> None:

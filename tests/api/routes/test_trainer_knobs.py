@@ -127,20 +127,35 @@ def test_a_trainer_is_read_by_its_name(api: Api) -> None:
     assert client_of(api).trainer("megatron-lm") == TrainerRead.of_adapter(MEGATRON_LM)
     listed = client_of(api).trainers().trainers
     assert "megatron-lm" in [each.name for each in listed]
+
+
+def test_a_misspelt_trainer_is_answered_with_the_nearest(api: Api) -> None:
     problem = api.get("/trainers/megatron-ml", status=404)
     assert "did you mean 'megatron-lm'?" in problem["detail"]
+
+
+def test_a_trainer_that_a_worker_declares_is_read(api: Api) -> None:
     api.register("t1", cluster="told", **declared(knobs={"chunk": CHUNK}))
     told = client_of(api).trainer("ours")
     assert told.target_version == "0.16.1"
     assert [each.name for each in told.knobs] == ["chunk"]
+
+
+def test_the_needs_of_a_declared_value_are_one_condition(api: Api) -> None:
     needs = [{"value": True, "when": each} for each in ("tp > 1", "pp > 1 or ep > 1")]
-    api.register("t2", cluster="told", **declared(knobs={"fused": {**FUSED, "needs": needs}}))
+    api.register("t2", cluster="told", **declared(knobs={"chunk": CHUNK}))
+    api.register("t3", cluster="told", **declared(knobs={"fused": {**FUSED, "needs": needs}}))
     (fused,) = client_of(api).trainer("ours").knobs
     assert fused.needs == {"true": "tp > 1 and (pp > 1 or ep > 1)"}
+
+
+def test_the_page_of_a_trainer_has_its_knobs_and_effects(api: Api) -> None:
     page = api.http.get("/trainers/megatron-lm").text
-    for knob in MEGATRON_LM.job_knobs:
-        assert f"<b>{knob}</b>" in page
+    assert [knob for knob in MEGATRON_LM.job_knobs if f"<b>{knob}</b>" not in page] == []
     assert "0.62 times (0.42 to 0.91 times) what is exposed of ep" in page
+
+
+def test_an_unknown_trainer_has_no_page(api: Api) -> None:
     assert api.http.get("/trainers/nobody").status_code == 404
 
 

@@ -27,27 +27,63 @@ def everything(api: Api) -> tuple[Any, ...]:
     return api.get("/owners"), api.get("/groups"), api.get("/tokens"), api.store.access.audit()
 
 
-def test_groups_have_members_whom_an_admin_names(api: Api) -> None:
-    laptop = token(api, "ann-laptop", owner="ann")
+LAB = {"name": "lab", "weight": 3.0, "members": ["ann"]}
+
+
+@pytest.fixture
+def laptop(api: Api) -> dict[str, str]:
+    """The headers of a token of ann, who is in the group `lab`, as bob is in `site`."""
+    headers = token(api, "ann-laptop", owner="ann")
+    put(api, "/owners/bob", {"weight": 2})
+    put(api, "/groups/lab", {"weight": 3, "members": ["ann"]})
+    put(api, "/groups/site", {"members": ["bob"]})
+    return headers
+
+
+def test_an_owner_gets_a_weight(api: Api) -> None:
     bob = {"name": "bob", "weight": 2.0, "subject": None, "groups": []}
     assert put(api, "/owners/bob", {"weight": 2}) == bob
-    lab = {"name": "lab", "weight": 3.0, "members": ["ann"]}
-    assert put(api, "/groups/lab", {"weight": 3, "members": ["ann"]}) == lab
-    assert put(api, "/groups/lab", {"weight": 4}) == {**lab, "weight": 4.0}
+
+
+@pytest.mark.usefixtures("laptop")
+def test_a_group_is_changed_field_by_field(api: Api) -> None:
+    assert put(api, "/groups/lab", {"weight": 3, "members": ["ann"]}) == LAB
+    assert put(api, "/groups/lab", {"weight": 4}) == {**LAB, "weight": 4.0}
+
+
+@pytest.mark.usefixtures("laptop")
+def test_members_of_a_group_are_named_join_and_leave(api: Api) -> None:
     assert put(api, "/groups/lab", {"members": ["bob"]})["members"] == ["bob"]
     assert put(api, "/groups/lab", {"join": ["ann"]})["members"] == ["ann", "bob"]
-    put(api, "/groups/site", {"members": ["bob"]})
-    answer = api.http.get("/v1/groups", headers=laptop)
-    assert [each["name"] for each in answer.json()["groups"]] == ["lab"]
-    assert [each["name"] for each in api.get("/groups")["groups"]] == ["lab", "site"]
+    assert put(api, "/groups/lab", {"leave": ["ann", "bob"]})["members"] == []
+
+
+def test_a_submitter_sees_its_own_groups_an_admin_all(api: Api, laptop: dict[str, str]) -> None:
+    def seen_by(headers: dict[str, str] | None) -> list[str]:
+        groups = answered(api.http.get("/v1/groups", headers=headers), 200).json()["groups"]
+        return [each["name"] for each in groups]
+
+    assert (seen_by(laptop), seen_by(None)) == (["lab"], ["lab", "site"])
+    put(api, "/groups/lab", {"leave": ["ann"]})
+    assert seen_by(laptop) == []
+
+
+def test_a_token_names_its_owner_and_groups(api: Api, laptop: dict[str, str]) -> None:
     who = api.http.get("/v1/whoami", headers=laptop).json()
     assert (who["name"], who["owner"], who["groups"]) == ("ann-laptop", "ann", ["lab"])
+
+
+@pytest.mark.usefixtures("laptop")
+def test_owners_are_listed_with_their_groups(api: Api) -> None:
+    put(api, "/groups/lab", {"join": ["bob"]})
     assert {each["name"]: each["groups"] for each in api.get("/owners")["owners"]} == {
         "ann": ["lab"],
         "bob": ["lab", "site"],
     }
-    assert put(api, "/groups/lab", {"leave": ["ann", "bob"]})["members"] == []
-    assert api.http.get("/v1/groups", headers=laptop).json() == {"groups": []}
+
+
+@pytest.mark.usefixtures("laptop")
+def test_a_group_is_deleted_once(api: Api) -> None:
     answered(api.http.delete("/v1/groups/lab"), 204)
     answered(api.http.delete("/v1/groups/lab"), 404, "there is no group 'lab'")
 

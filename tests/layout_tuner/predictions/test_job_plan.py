@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 
 from layout_tuner.errors import SearchSpaceError
 from layout_tuner.predictions.belief.known_measurements import knowledge_of
-from layout_tuner.predictions.job_plan import JobAsked, job_campaign, plan_job
+from layout_tuner.predictions.belief.plan import Plan, PlannedLayout
+from layout_tuner.predictions.job_plan import JobAsked, JobPlan, job_campaign, plan_job
 from layout_tuner.predictions.plan_and_estimate import plan
 from layout_tuner.search_spaces.tables import read_table
 from layout_tuner.trainers.found_jobs.found_job import JobFileInvalidError
@@ -74,21 +76,43 @@ def write_log(folder: Path, seconds: float) -> Path:
     return path
 
 
-def test_the_job_is_the_baseline_among_the_layouts_on_its_nodes(tmp_path: Path) -> None:
-    found = plan_job(write(tmp_path), H100, top=1000)
-    baseline = found.plan.baseline
-    assert baseline is not None
-    layout = baseline.planned.layout
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> JobPlan:
+    """The plan of the job above, with all layouts."""
+    return plan_job(write(tmp_path_factory.mktemp("job")), H100, top=1000)
+
+
+@pytest.fixture(scope="module")
+def baseline(planned: JobPlan) -> PlannedLayout:
+    assert planned.plan.baseline is not None
+    return planned.plan.baseline.planned
+
+
+def test_the_layout_of_a_job_is_the_baseline_of_its_plan(baseline: PlannedLayout) -> None:
+    layout = baseline.layout
     assert (layout.tp, layout.pp, layout.dp, layout.num_nodes) == (2, 2, 4, 2)
     assert (layout.micro_batch_size, layout.num_microbatches, layout.zero_stage) == (2, 8, 1)
     assert not layout.sequence_parallel
-    ranked = [each.objective_value * each.predicted.fits for each in found.plan.layouts]
-    own = baseline.planned.objective_value * baseline.planned.predicted.fits
-    assert baseline.planned.rank == 1 + sum(value > own for value in ranked)
-    assert {each.layout.global_batch_size for each in found.plan.layouts} == {64}
-    assert {each.layout.num_nodes for each in found.plan.layouts} == {2}
-    assert found.plan.trainer == "nanotron"
-    assert found.campaign.spec.name == found.campaign.spec.model.name == "my-job"
+
+
+def test_a_job_is_ranked_among_the_layouts(planned: JobPlan, baseline: PlannedLayout) -> None:
+    ranked = [each.objective_value * each.predicted.fits for each in planned.plan.layouts]
+    own = baseline.objective_value * baseline.predicted.fits
+    assert baseline.rank == 1 + sum(value > own for value in ranked)
+
+
+def test_layouts_of_a_job_keep_its_batch_and_nodes(planned: JobPlan) -> None:
+    layouts = [each.layout for each in planned.plan.layouts]
+    assert {(each.global_batch_size, each.num_nodes) for each in layouts} == {(64, 2)}
+
+
+def test_a_plan_of_a_job_is_for_its_trainer(planned: JobPlan) -> None:
+    assert planned.plan.trainer == "nanotron"
+
+
+def test_a_campaign_of_a_job_has_the_name_of_its_file(planned: JobPlan) -> None:
+    spec = planned.campaign.spec
+    assert spec.name == spec.model.name == "my-job"
 
 
 def test_what_the_trainer_lacks_is_not_in_the_space(tmp_path: Path) -> None:
@@ -165,24 +189,53 @@ def test_ranks_of_a_node_are_those_of_the_machine(tmp_path: Path) -> None:
     assert job_campaign(write(tmp_path), asked).spec.baseline.num_nodes == 4
 
 
-def test_a_log_calibrates_the_plan_and_the_change_is_said(tmp_path: Path) -> None:
-    path = write(tmp_path)
+@dataclass(frozen=True, kw_only=True)
+class BeforeAndAfter:
+    """Plans of one job without its log, and with a log of steps half as long again."""
+
+    cold: Plan
+    logged: JobPlan
+
+    @property
+    def predicted_s(self) -> float:
+        """Step time of the job as predicted without its log."""
+        return step_s_of_baseline(self.cold)
+
+
+def step_s_of_baseline(plan: Plan) -> float:
+    assert plan.baseline is not None
+    return plan.baseline.planned.predicted.step_time_s
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> BeforeAndAfter:
+    path = write(folder := tmp_path_factory.mktemp("logged"))
     cold = plan_job(path, H100).plan
-    assert cold.baseline is not None
-    predicted_s = cold.baseline.planned.predicted.step_time_s
-    found = plan_job(path, H100, log=write_log(tmp_path, 1.5 * predicted_s))
-    assert found.log is not None
-    assert found.log.predicted_s == predicted_s
-    assert found.log.factor == pytest.approx(1.5, rel=2e-3)
-    assert found.log.best_before == cold.layouts[0]
-    now = found.plan.baseline
-    assert now is not None
-    missed = abs(math.log(now.planned.predicted.step_time_s / (1.5 * predicted_s)))
-    assert missed < 0.25 * math.log(1.5)
-    assert (
-        found.plan.layouts[0].predicted.step_time_s > 1.05 * cold.layouts[0].predicted.step_time_s
-    )
-    assert (found.plan.knowledge.num_step_times, cold.knowledge.num_step_times) == (1, 0)
+    log = write_log(folder, 1.5 * step_s_of_baseline(cold))
+    return BeforeAndAfter(cold=cold, logged=plan_job(path, H100, log=log))
+
+
+def test_a_plan_says_how_far_its_log_is_off(slower: BeforeAndAfter) -> None:
+    log = slower.logged.log
+    assert log is not None
+    assert log.predicted_s == slower.predicted_s
+    assert log.factor == pytest.approx(1.5, rel=2e-3)
+    assert log.best_before == slower.cold.layouts[0]
+
+
+def test_a_log_corrects_the_prediction_of_its_job(slower: BeforeAndAfter) -> None:
+    now_s = step_s_of_baseline(slower.logged.plan)
+    assert abs(math.log(now_s / (1.5 * slower.predicted_s))) < 0.25 * math.log(1.5)
+
+
+def test_a_log_corrects_the_predictions_of_other_layouts(slower: BeforeAndAfter) -> None:
+    before, now = (plan.layouts[0].predicted for plan in (slower.cold, slower.logged.plan))
+    assert now.step_time_s > 1.05 * before.step_time_s
+
+
+def test_a_log_counts_as_one_measured_step_time(slower: BeforeAndAfter) -> None:
+    plans = (slower.cold, slower.logged.plan)
+    assert [plan.knowledge.num_step_times for plan in plans] == [0, 1]
 
 
 def test_the_measured_step_is_a_table_that_calibrates_as_the_log_does(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from layout_tuner.errors import SearchSpaceError
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
-from layout_tuner.trainers.adapter import TrainerJob
+from layout_tuner.trainers.adapter import TrainerAdapter, TrainerJob
 from layout_tuner.trainers.program import (
     ProgramTrainer,
     read_trainers,
@@ -47,22 +47,36 @@ def job(**settings: Any) -> TrainerJob:
     return TrainerJob(model=model_preset("mixtral-8x7b"), layout=layout)
 
 
-def test_a_file_adds_knobs_to_those_of_the_adapter() -> None:
-    of = trainer(adapter="megatron-lm", knobs={"fused_mlp": FUSED, "chunk": CHUNK}).of
-    assert {"moe_dispatcher", "fused_mlp", "chunk"} <= of.job_knobs.keys()
-    knob = of.job_knobs["fused_mlp"]
+@pytest.fixture(scope="module")
+def extended() -> TrainerAdapter:
+    """The adapter of Megatron-LM with two knobs of a worker's file."""
+    return trainer(adapter="megatron-lm", knobs={"fused_mlp": FUSED, "chunk": CHUNK}).of
+
+
+def test_a_file_adds_knobs_to_those_of_the_adapter(extended: TrainerAdapter) -> None:
+    assert {"moe_dispatcher", "fused_mlp", "chunk"} <= extended.job_knobs.keys()
+    assert not extended.all_lacking(job(fused_mlp=True, chunk=32, moe_dispatcher="deepep"))
+
+
+def test_an_added_knob_has_its_condition_and_effect(extended: TrainerAdapter) -> None:
+    knob = extended.job_knobs["fused_mlp"]
     assert knob.when is not None
     assert knob.when.text == "tp > 1"
     effect = knob.effect(True)
     assert effect is not None
     assert (effect.factor, effect.source) == (0.9, "our notes")
-    plain, chosen = job(), job(fused_mlp=True, chunk=32, moe_dispatcher="deepep")
-    assert not of.all_lacking(chosen)
-    added = set(of.arguments(chosen)) - set(of.arguments(plain))
+
+
+def test_added_knobs_are_written_beside_the_adapters(extended: TrainerAdapter) -> None:
+    chosen = job(fused_mlp=True, chunk=32, moe_dispatcher="deepep")
+    added = set(extended.arguments(chosen)) - set(extended.arguments(job()))
     assert added == {"--fused-mlp", "--chunk=32", "flex", "--moe-flex-dispatcher-backend", "deepep"}
-    assert of.values(chosen) == {"a": {"chunk": 32}}
-    assert of.environment(job(chunk=64)) == {"BIG": "true"}
-    assert of.values(job(chunk=64)) == {"a": {"big": True}}
+    assert extended.values(chosen) == {"a": {"chunk": 32}}
+
+
+def test_one_value_of_an_added_knob_is_written_otherwise(extended: TrainerAdapter) -> None:
+    assert extended.environment(job(chunk=64)) == {"BIG": "true"}
+    assert extended.values(job(chunk=64)) == {"a": {"big": True}}
 
 
 def test_a_file_narrows_a_knob_and_says_which_campaigns_may_set() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,39 +174,71 @@ def arguments_of(name: str) -> tuple[str, str]:
     return ("python", "train.py") if name == "command" else ("--further", "two words")
 
 
+SecondNode = Callable[[str], tuple[Path, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def second_node(tmp_path_factory: pytest.TempPathFactory) -> SecondNode:
+    """Of a format, its folder, and what its script starts on the second node with."""
+
+    @cache
+    def run(name: str) -> tuple[Path, list[str]]:
+        (folder := tmp_path_factory.mktemp("second") / f"{name}'s job").mkdir()
+        placed = {"NODE_RANK": "1", "MASTER_ADDR": "host", "PYTHONPATH": "/other"}
+        return folder, words_of(name, folder, *arguments_of(name), **placed)
+
+    return run
+
+
 @pytest.mark.parametrize("name", STARTED)
-def test_torchrun_starts_the_ranks_of_each_node_with_their_arguments(
-    name: str, tmp_path: Path
+def test_torchrun_starts_the_ranks_of_each_node(name: str, second_node: SecondNode) -> None:
+    _, words = second_node(name)
+    flags = ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")
+    assert [value_after(words, flag) for flag in flags] == ["2", "4", "1", "host"]
+
+
+TITANS = [name for name in STARTED if name.startswith("torchtitan")]
+GIVEN = [
+    *((name, *arguments_of(name)) for name in STARTED),
+    *((name, "--data-path", "/data/tokens") for name in ("megatron-lm", "megatron-deepspeed")),
+    *((name, "-m", "torchtitan.train") for name in TITANS),
+    *((name, "--module", "torchtitan_layout") for name in TITANS[1:]),
+]
+
+
+@pytest.mark.parametrize(("name", "flag", "value"), GIVEN)
+def test_a_script_gives_each_argument_to_its_program(
+    name: str, flag: str, value: str, second_node: SecondNode
 ) -> None:
-    (folder := tmp_path / f"{name}'s job").mkdir()
-    arguments = arguments_of(name)
-    placed = {"NODE_RANK": "1", "MASTER_ADDR": "host", "PYTHONPATH": "/other"}
-    words = words_of(name, folder, *arguments, **placed)
-    assert value_after(words, "--nnodes") == "2"
-    assert value_after(words, "--nproc-per-node") == "4"
-    assert value_after(words, "--node-rank") == "1"
-    assert value_after(words, "--master-addr") == "host"
-    assert value_after(words, arguments[0]) == arguments[1]
-    if name in BESIDE:
-        flag, file = BESIDE[name]
-        assert value_after(words, flag) == str(folder / file)
-    if name in PROGRAMS:
-        adapter, job = FORMATS[name].adapter, source_of(name).job
-        own = list(adapter.arguments(job))
-        start = words.index(own[0])
-        assert words[start : start + len(own)] == own
-        assert PROGRAMS[name] in words
-    if name in ("megatron-lm", "megatron-deepspeed"):
-        assert value_after(words, "--data-path") == "/data/tokens"
-    if name.startswith("torchtitan"):  # which can import the files beside the script
-        assert f"PYTHONPATH={folder}:/other" in words
-        assert value_after(words, "-m") == "torchtitan.train"
-        assert "/the user's/tokenizer" in words
-    if name in ("torchtitan-0.3", "torchtitan-main"):
-        assert value_after(words, "--module") == "torchtitan_layout"
-        assert (folder / "torchtitan_layout.py").exists()
-    if name in ("deepspeed", "command"):
-        assert_environment(name, words)
+    assert value_after(second_node(name)[1], flag) == value
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_script_names_the_file_beside_it(name: str, second_node: SecondNode) -> None:
+    flag, file = BESIDE[name]
+    folder, words = second_node(name)
+    assert value_after(words, flag) == str(folder / file)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gets_the_adapters_arguments(name: str, second_node: SecondNode) -> None:
+    own, words = list(FORMATS[name].adapter.arguments(source_of(name).job)), second_node(name)[1]
+    start = words.index(own[0])
+    assert words[start : start + len(own)] == own
+    assert PROGRAMS[name] in words
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_finds_its_files(name: str, second_node: SecondNode) -> None:
+    folder, words = second_node(name)
+    assert f"PYTHONPATH={folder}:/other" in words  # it imports what is beside the script
+    assert "/the user's/tokenizer" in words
+    assert (folder / "torchtitan_layout.py").exists() == (name != "torchtitan-0.2")
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "command"])
+def test_a_users_own_script_gets_its_layout(name: str, second_node: SecondNode) -> None:
+    assert_environment(name, second_node(name)[1])
 
 
 @pytest.mark.parametrize("name", STARTED)

@@ -142,31 +142,60 @@ def test_bridge_captures_graphs_with_the_generator_that_they_need(value: str) ->
     assert values["rng"]["te_rng_tracker"] is True
 
 
-def test_scripts_and_documents_have_the_settings() -> None:
-    settings: dict[str, JobValue] = {"ep_overlap": True, "moe_dispatcher": "deepep"}
-    script = exported("megatron-lm", job(settings, WITH_EXPERTS))
+OVER_EXPERTS: dict[str, JobValue] = {"ep_overlap": True, "moe_dispatcher": "deepep"}
+COMPILED = job({"compile": True, "memory_budget": 25}, replace(LAYOUT, zero_stage=3))
+
+
+def test_a_script_of_megatron_has_the_settings() -> None:
+    script = exported("megatron-lm", job(OVER_EXPERTS, WITH_EXPERTS))
     assert "--overlap-moe-expert-parallel-comm" in script
     assert script.index("MAX_CONNECTIONS=1\n") < script.index("MAX_CONNECTIONS=32\n")
-    bridge = exported("megatron-bridge", job(settings, WITH_EXPERTS))
+
+
+def test_files_of_megatron_bridge_have_the_settings() -> None:
+    bridge = exported("megatron-bridge", job(OVER_EXPERTS, WITH_EXPERTS))
     assert "model.moe_flex_dispatcher_backend=deepep" in bridge
     assert "overlap_moe_expert_parallel_comm: true" in bridge
-    values = DEEPSPEED.values(job({"reduce_bucket_millions": 100}))
-    assert values["zero_optimization"] == {"stage": 1, "reduce_bucket_size": 100_000_000}
-    assert MEGATRON_DEEPSPEED.values(job({"contiguous_gradients": False}))["zero_optimization"] == {
-        "stage": 1,
-        "contiguous_gradients": False,
-    }
-    titan = replace(LAYOUT, zero_stage=3)
-    chosen = job({"compile": True, "memory_budget": 25}, titan)
-    assert TORCHTITAN_0_2.values(chosen)["activation_checkpoint"] == {
-        "mode": "memory_budget",
-        "memory_budget": 0.25,
-    }
-    module = exported("torchtitan-0.3", chosen)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "of", "section", "expected"),
+    [
+        (
+            DEEPSPEED,
+            job({"reduce_bucket_millions": 100}),
+            "zero_optimization",
+            {"stage": 1, "reduce_bucket_size": 100_000_000},
+        ),
+        (
+            MEGATRON_DEEPSPEED,
+            job({"contiguous_gradients": False}),
+            "zero_optimization",
+            {"stage": 1, "contiguous_gradients": False},
+        ),
+        (
+            TORCHTITAN_0_2,
+            COMPILED,
+            "activation_checkpoint",
+            {"mode": "memory_budget", "memory_budget": 0.25},
+        ),
+    ],
+    ids=["deepspeed", "megatron-deepspeed", "torchtitan-0.2"],
+)
+def test_a_document_has_the_settings(
+    adapter: TrainerAdapter, of: TrainerJob, section: str, expected: dict[str, Any]
+) -> None:
+    assert adapter.values(of)[section] == expected
+
+
+def test_a_module_of_torchtitan_has_the_settings() -> None:
+    module = exported("torchtitan-0.3", COMPILED)
     assert "config.compile.enable = True" in module
     assert "config.activation_checkpoint = MemoryBudgetAC.Config(memory_budget=0.25)" in module
-    embedded = exported("embedded", job({"compile": True}, Layout(dp=2)))
-    assert '"job": {' in embedded
+
+
+def test_a_job_of_the_embedded_trainer_has_the_settings() -> None:
+    assert '"job": {' in exported("embedded", job({"compile": True}, Layout(dp=2)))
 
 
 def test_a_program_of_any_kind_gets_the_settings_in_its_environment() -> None:

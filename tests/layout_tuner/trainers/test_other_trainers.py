@@ -81,21 +81,41 @@ def test_knobs_that_a_trainer_lacks_are_named(
 
 
 @pytest.mark.parametrize("name", TITANS)
-def test_torchtitan_gathers_keys_or_passes_them_around_beside_fsdp(name: str) -> None:
-    for comm_type, method in (("all_gather", "allgather"), ("p2p", "alltoall")):
-        parallelism = values(name, cp=2, cp_comm_type=comm_type, **BF16)["parallelism"]
-        assert parallelism["context_parallel_degree"] == 2
-        is_choice = name == "torchtitan-0.2"  # the others have no such key, and gather
-        assert parallelism.get("context_parallel_rotate_method") == (method if is_choice else None)
-        is_lacking = "cp_comm_type" in lacking(name, cp=2, cp_comm_type=comm_type, **BF16)
-        assert is_lacking == (comm_type == "p2p" and not is_choice)
+@pytest.mark.parametrize(
+    ("comm_type", "method"), [("all_gather", "allgather"), ("p2p", "alltoall")]
+)
+def test_torchtitan_gathers_keys_or_passes_them_around(
+    name: str, comm_type: str, method: str
+) -> None:
+    knobs = {"cp": 2, "cp_comm_type": comm_type, **BF16}
+    parallelism = values(name, **knobs)["parallelism"]
+    assert parallelism["context_parallel_degree"] == 2
+    is_choice = name == "torchtitan-0.2"  # the others have no such key, and gather
+    assert parallelism.get("context_parallel_rotate_method") == (method if is_choice else None)
+    is_lacking = "cp_comm_type" in lacking(name, **knobs)
+    assert is_lacking == (comm_type == "p2p" and not is_choice)
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_has_no_degree_for_a_whole_context(name: str) -> None:
+    assert "context_parallel_degree" not in values(name, **BF16)["parallelism"]
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_lacks_exchanges_and_shards_over_the_context(name: str) -> None:
     found = lacking(name, cp=2, cp_comm_type="a2a", **BF16)
     assert set(found) == {"zero_stage", "cp_comm_type"}
     assert "cp=2" in found["zero_stage"]
-    factors = "2 * tp * cp = 512"
-    is_shared = {"cp": 128, "tp": 2, "sequence_parallel": True}
-    assert f"not divisible by {factors}" in refusals(name, **is_shared)
-    assert "context_parallel_degree" not in values(name, **BF16)["parallelism"]
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_cuts_sequences_over_tp_and_the_context(name: str) -> None:
+    refused = refusals(name, cp=128, tp=2, sequence_parallel=True)
+    assert "not divisible by 2 * tp * cp = 512" in refused
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_replicates_shards_over_dp_alone(name: str) -> None:
     shared = {"cp": 4, "zero_stage": 3, "zero_replicas": 2, **BF16}
     assert "dp=1 is not divisible by zero_replicas=2" in refusals(name, dp=1, **shared)
     assert "zero_replicas" not in refusals(name, dp=2, **shared)

@@ -115,8 +115,8 @@ def test_heartbeats_extend_a_lease_and_report_progress_and_an_outage_extends_it_
     assert store.leases.expire() == [], "it was not shortened"
 
 
-def test_three_lost_attempts_end_a_trial(
-    store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
+def test_a_lost_attempt_queues_its_trial_again(
+    store: Store, clock: TurnableClock, campaign: int, running: int
 ) -> None:
     assert lose(store, clock) == [running]
     assert store.leases.expire() == []
@@ -124,6 +124,12 @@ def test_three_lost_attempts_end_a_trial(
     assert (lost.state, lost.reason, lost.attempt, lost.lost_attempts) == ("PENDING", None, 1, 1)
     assert lost.worker_id is None
     assert store.trials.ended_since(campaign, 0) == []
+
+
+def test_three_lost_attempts_end_a_trial(
+    store: Store, clock: TurnableClock, worker: str, running: int
+) -> None:
+    lose(store, clock)
     for attempt in (2, 3):
         assert lease_one(store, worker).attempt == attempt
         lose(store, clock)

@@ -511,15 +511,19 @@ def test_what_is_not_ranked_has_no_rank_and_no_knobs(store: Store, clock: Turnab
         store.leaderboard.rank_of(run.campaign.id, 1, "mood")
 
 
-@pytest.mark.sqlite_is_enough(False)
-def test_a_plot_has_the_front_the_best_and_a_sample(store: Store, clock: TurnableClock) -> None:
+@pytest.fixture
+def plotted(store: Store, clock: TurnableClock) -> int:
+    """The full history, and a layout that runs out of memory."""
     run = full_history(store, clock)
-    failing = Layout(pp=8, num_microbatches=8)
-    run.happen(Happening(layout=failing, how="out_of_memory"))
-    plot = store.plot_data.points(run.campaign.id)
-    whole = store.leaderboard.ranked_layouts(run.campaign.id, "tokens_per_s")
-    assert plot.num_left_out == 0
-    assert (plot.num_ranked, plot.num_unranked) == (len(whole), 1)
+    run.happen(Happening(layout=Layout(pp=8, num_microbatches=8), how="out_of_memory"))
+    return run.campaign.id
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_plot_has_a_point_for_each_ranked_layout(store: Store, plotted: int) -> None:
+    plot = store.plot_data.points(plotted)
+    whole = store.leaderboard.ranked_layouts(plotted, "tokens_per_s")
+    assert (plot.num_left_out, plot.num_ranked, plot.num_unranked) == (0, len(whole), 1)
     for point, layout in zip(plot.points, whole, strict=False):
         trial = layout.trial
         assert (point.trial_id, point.number) == (trial.id, trial.number)
@@ -529,18 +533,25 @@ def test_a_plot_has_the_front_the_best_and_a_sample(store: Store, clock: Turnabl
         assert point.shortened == layout.shortened
         assert point.knobs == trial.layout.without_job.to_mapping(every_knob=True)
         assert (point.job, point.layout_key) == (trial.layout.job, trial.layout_key)
-    on_front = front(store, run.campaign.id)
-    *_, last = plot.points
-    assert (last.state, last.reason, last.rank, last.value) == (
-        "INFEASIBLE",
-        "out_of_memory",
-        None,
-        None,
-    )
-    some = store.plot_data.points(run.campaign.id, limit=4)
-    assert len(some.points) == 4
-    assert some.num_left_out == len(plot.points) - 4
-    assert on_front <= {point.trial_id for point in some.points}
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_layout_that_failed_is_the_last_point(store: Store, plotted: int) -> None:
+    *_, last = store.plot_data.points(plotted).points
+    assert (last.state, last.reason) == ("INFEASIBLE", "out_of_memory")
+    assert (last.rank, last.value) == (None, None)
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_plot_has_the_front_the_best_and_a_sample(store: Store, plotted: int) -> None:
+    whole = store.plot_data.points(plotted)
+    some = store.plot_data.points(plotted, limit=4)
+    assert (len(some.points), some.num_left_out) == (4, len(whole.points) - 4)
+    assert front(store, plotted) <= {point.trial_id for point in some.points}
     assert some.points[0].rank == 1
-    assert [point.rank for point in some.points][-2:] == [len(whole), None]
+    assert [point.rank for point in some.points][-2:] == [whole.num_ranked, None]
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_plot_of_a_campaign_without_trials_is_empty(store: Store) -> None:
     assert len(store.plot_data.points(make_campaign(store, "empty")).points) == 0

@@ -59,34 +59,55 @@ def baseline_of(store: Store, campaign: CampaignRecord) -> BaselineRead:
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: Store) -> None:
-    campaign = submit(store)
-    found = baseline_of(store, campaign)
+def test_a_baseline_without_a_trial_has_no_value(store: Store) -> None:
+    found = baseline_of(store, submit(store))
     assert (found.layout, found.layout_key) == (BASELINE, BASELINE.key)
     assert not found.outside_space
     assert (found.trial_id, found.trial_number, found.state, found.reason) == (None,) * 4
     assert (found.value, found.gain, found.is_ranked) == (None, None, False)
-    first = measure(store, campaign, BASELINE, 1000.0)
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_baseline_alone_has_no_gain_over_itself(store: Store) -> None:
+    first = measure(store, campaign := submit(store), BASELINE, 1000.0)
     alone = baseline_of(store, campaign)
     assert (alone.trial_id, alone.state, alone.value) == (first, "COMPLETED", pytest.approx(1000.0))
     assert (alone.gain.ratio, alone.gain.trial_number) == (1.0, 1)
-    measure(store, campaign, FASTER, 1300.0)
-    found = baseline_of(store, campaign)
-    winner, baseline = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
+
+
+@pytest.fixture
+def beaten(store: Store) -> CampaignRecord:
+    """A campaign whose winner gives 1.3 times what its baseline does."""
+    campaign = submit(store)
+    for layout, speed in ((BASELINE, 1000.0), (FASTER, 1300.0)):
+        measure(store, campaign, layout, speed)
+    return campaign
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_baseline_has_the_interval_of_its_layout(store: Store, beaten: CampaignRecord) -> None:
+    found = baseline_of(store, beaten)
+    _winner, baseline = store.leaderboard.ranked_layouts(beaten.id, "tokens_per_s")
     assert (found.value_low, found.value_high) == (baseline.value_low, baseline.value_high)
-    gain = found.gain
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_the_gain_has_an_interval_from_both_layouts(store: Store, beaten: CampaignRecord) -> None:
+    gain = baseline_of(store, beaten).gain
     assert (gain.ratio, gain.trial_number) == (pytest.approx(1.3), 2)
     width = math.log(gain.ratio_high / gain.ratio)
     assert width == pytest.approx(math.log(gain.ratio / gain.ratio_low))
-    parts = [
-        math.log(each.value_high / each.value) for each in (winner, baseline) if each.value_high
-    ]
+    ranked = store.leaderboard.ranked_layouts(beaten.id, "tokens_per_s")
+    parts = [math.log(each.value_high / each.value) for each in ranked if each.value_high]
     assert max(parts) < width < sum(parts)
-    # Runs of both are pooled.
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_the_gain_pools_the_runs_of_both(store: Store, beaten: CampaignRecord) -> None:
     for layout, speed in ((BASELINE, 1020.0), (FASTER, 1250.0)):
-        measure(store, campaign, layout, speed)
-    first, second = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
-    found = baseline_of(store, campaign)
+        measure(store, beaten, layout, speed)
+    first, second = store.leaderboard.ranked_layouts(beaten.id, "tokens_per_s")
+    found = baseline_of(store, beaten)
     assert found.value == second.value
     ends = (pytest.approx(second.value_low), pytest.approx(second.value_high))
     assert (found.value_low, found.value_high) == ends

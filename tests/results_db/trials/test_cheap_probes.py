@@ -114,29 +114,60 @@ def test_a_cheap_probe_is_repeated_and_queued_again_as_it_was(bench: Bench) -> N
     assert {key: count.total for key, count in repeats.items()} == {first.layout_key: 2}
 
 
-@pytest.mark.sqlite_is_enough(False)
-def test_a_cheap_probe_has_no_place_beside_whole_layouts(bench: Bench, database_url: str) -> None:
-    store, objective = bench.store, bench.spec.objective
+@pytest.fixture
+def cheap(bench: Bench) -> TrialRecord:
+    """A cheap probe of a layout, measured twice."""
     cheap = bench.probe(fidelity=FEWER, tokens_per_s=9000.0)
     assert cheap.state == "COMPLETED"
-    store.trials.repeat(cheap.id)
+    bench.store.trials.repeat(cheap.id)
     bench.run(bench.completed(cheap, tokens_per_s=9500.0))
-    assert store.leaderboard.ranked_layouts(bench.campaign, objective) == []
-    assert store.leaderboard.winner(bench.campaign, objective) is None
-    assert store.leaderboard.to_beat(bench.campaign) is None
-    whole = bench.probe(tokens_per_s=1000.0)
-    (first,) = store.leaderboard.ranked_layouts(bench.campaign, objective)
+    return cheap
+
+
+@pytest.fixture
+def whole(bench: Bench, cheap: TrialRecord) -> TrialRecord:
+    """The same layout measured whole, after the cheap probe."""
+    return bench.probe(tokens_per_s=1000.0)
+
+
+@pytest.mark.sqlite_is_enough(False)
+@pytest.mark.usefixtures("cheap")
+def test_a_cheap_probe_alone_wins_nothing(bench: Bench) -> None:
+    board, objective = bench.store.leaderboard, bench.spec.objective
+    assert board.ranked_layouts(bench.campaign, objective) == []
+    assert board.winner(bench.campaign, objective) is None
+    assert board.to_beat(bench.campaign) is None
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_cheap_probe_has_no_rank_beside_whole_layouts(
+    bench: Bench, cheap: TrialRecord, whole: TrialRecord
+) -> None:
+    board = bench.store.leaderboard
+    (first,) = board.ranked_layouts(bench.campaign, bench.spec.objective)
     assert (first.trial.id, first.value) == (whole.id, 1000.0)
-    assert store.leaderboard.rank_of(bench.campaign, cheap.id) is None
-    points = store.plot_data.points(bench.campaign)
+    assert board.rank_of(bench.campaign, cheap.id) is None
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_cheap_probe_is_in_no_plot(bench: Bench, whole: TrialRecord) -> None:
+    points = bench.store.plot_data.points(bench.campaign)
     assert ([point.trial_id for point in points.points], points.num_unranked) == ([whole.id], 0)
-    history = store.history.best_so_far(bench.campaign)
+    history = bench.store.history.best_so_far(bench.campaign)
     assert [point.trial_id for point in history.points] == [whole.id]
     assert [(each.layout.trial_id, each.value) for each in history.leaders] == [(whole.id, 1000.0)]
     assert history.num_ended == 1
-    assert store.trials.ended_probes(bench.campaign, cheap=False) == ProbeCount(
-        number=1, node_seconds=whole.node_seconds
-    )
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_a_cheap_probe_is_not_counted_as_a_whole_one(bench: Bench, whole: TrialRecord) -> None:
+    ended = bench.store.trials.ended_probes(bench.campaign, cheap=False)
+    assert ended == ProbeCount(number=1, node_seconds=whole.node_seconds)
+
+
+@pytest.mark.sqlite_is_enough(False)
+@pytest.mark.usefixtures("whole")
+def test_a_database_with_cheap_probes_is_consistent(database_url: str) -> None:
     assert check_database(database_url).findings == ()
 
 

@@ -273,18 +273,24 @@ def test_each_metric_has_a_least_and_a_most_that_include_their_ends(two: Store) 
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_states_reasons_nodes_and_bounds_are_filtered_by_and_all_must_hold(two: Store) -> None:
+def test_trials_are_held_to_all_conditions_of_a_filter(two: Store) -> None:
     campaign = two.campaigns.by_name("first").id
     run_trial(two, campaign, Layout(tp=4), failed("crashed"))
     two.trials.add(campaign, Layout(tp=8))
-    assert found(two) == [1, 2, 3, 4]
-    assert found(two, states=("FAILED", "PENDING")) == [3, 4]
-    assert found(two, reasons=("crashed",)) == [3]
-    assert found(two, nodes=("node-1",)) == [3]
-    assert found(two, nodes=("node-2",)) == []
-    assert found(two, tp=(2,), min_tokens_per_s=200.0) == [2]
-    assert found(two, tp=(1,), min_tokens_per_s=200.0) == []
-    assert found(two, min_tokens_per_s=0.0) == [1, 2], "what was not measured is left out"
+    expected: list[tuple[dict[str, Any], list[int]]] = [
+        ({}, [1, 2, 3, 4]),
+        ({"states": ("FAILED", "PENDING")}, [3, 4]),
+        ({"reasons": ("crashed",)}, [3]),
+        ({"nodes": ("node-1",)}, [3]),
+        ({"nodes": ("node-2",)}, []),
+        ({"tp": (2,), "min_tokens_per_s": 200.0}, [2]),
+        ({"tp": (1,), "min_tokens_per_s": 200.0}, []),
+        ({"min_tokens_per_s": 0.0}, [1, 2]),  # what was not measured is left out
+    ]
+    assert [(stated, found(two, **stated)) for stated, _ in expected] == expected
+
+
+def test_a_filter_by_a_metric_needs_a_measurement() -> None:
     assert TrialFilter(min_mfu=0.0).needs_measurement
     assert not TrialFilter(tp=(1,)).needs_measurement
 

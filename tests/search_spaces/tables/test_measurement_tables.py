@@ -310,44 +310,68 @@ def test_a_cluster_that_is_a_preset_has_its_constants_on_the_nodes_of_the_row() 
     assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
 
 
-def test_a_device_that_a_preset_is_for_has_its_speeds_in_place_of_the_clusters() -> None:
-    h100 = make_row(cluster="h100-sxm", device_memory_gb=80)
-    for device, preset in (
-        ("H800", "h800"),
-        ("nvidia h100 96GB HBM2e, 2.4 TB/s, 500 W", "h100-hbm2e"),
-        ("A100-PCIE-80GB", "a100-pcie"),
-    ):
-        table = read_table(make_text({**h100, "device": device}))
-        (cell,), other = table.cells, CLUSTER_PRESETS[preset]
-        for name in ("device", "peak_flops_per_s", "memory_bandwidth_bytes_per_s"):
-            assert getattr(cell.cluster, name) == getattr(other, name)
-        near = cell.cluster.intra_node_bandwidth_bytes_per_s
-        assert near == other.intra_node_bandwidth_bytes_per_s
-        assert cell.cluster.shared_intra_node_path == other.shared_intra_node_path
-        # The row says the rest, and its cluster's network is between the nodes.
-        assert (cell.cluster.name, cell.cluster.devices_per_node) == ("h100-sxm", 4)
-        assert cell.cluster.inter_node_bandwidth_bytes_per_s == 50e9
-        assert any(
-            note.startswith(f"the speeds are those of device='{device}'") for note in table.notes
-        )
-        assert cell.rows[0].aside["device"] == device, "it is written back"
-    for device in ("H100", "a card of 500 W"):
-        table = read_table(make_text({**h100, "device": device}))
-        assert table.cells[0].cluster.device == CLUSTER_PRESETS["h100-sxm"].device
-        assert any(f"no preset is for device='{device}'" in note for note in table.notes)
-    # A cluster's own device leaves its links as they are, whichever preset has the same device.
+ON_H100 = make_row(cluster="h100-sxm", device_memory_gb=80)
+PRESET_OF_DEVICE = {
+    "H800": "h800",
+    "nvidia h100 96GB HBM2e, 2.4 TB/s, 500 W": "h100-hbm2e",
+    "A100-PCIE-80GB": "a100-pcie",
+}
+
+
+@pytest.mark.parametrize("device", PRESET_OF_DEVICE)
+def test_a_device_of_another_preset_has_its_speeds(device: str) -> None:
+    cluster = read_table(make_text({**ON_H100, "device": device})).cells[0].cluster
+    preset = CLUSTER_PRESETS[PRESET_OF_DEVICE[device]]
+    names = (
+        *("device", "peak_flops_per_s", "memory_bandwidth_bytes_per_s"),
+        *("intra_node_bandwidth_bytes_per_s", "shared_intra_node_path"),
+    )
+    speeds, of_preset = (
+        {name: getattr(each, name) for name in names} for each in (cluster, preset)
+    )
+    assert speeds == of_preset
+
+
+@pytest.mark.parametrize("device", PRESET_OF_DEVICE)
+def test_a_device_of_another_preset_keeps_name_size_and_network(device: str) -> None:
+    cluster = read_table(make_text({**ON_H100, "device": device})).cells[0].cluster
+    assert (cluster.name, cluster.devices_per_node) == ("h100-sxm", 4)
+    assert cluster.inter_node_bandwidth_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize("device", PRESET_OF_DEVICE)
+def test_a_device_of_another_preset_is_noted_and_written_back(device: str) -> None:
+    table = read_table(make_text({**ON_H100, "device": device}))
+    said = f"the speeds are those of device='{device}'"
+    assert any(note.startswith(said) for note in table.notes)
+    assert table.cells[0].rows[0].aside["device"] == device
+
+
+@pytest.mark.parametrize("device", ["H100", "a card of 500 W"])
+def test_a_device_that_no_preset_is_for_has_the_clusters_speeds(device: str) -> None:
+    table = read_table(make_text({**ON_H100, "device": device}))
+    assert table.cells[0].cluster.device == CLUSTER_PRESETS["h100-sxm"].device
+    assert any(f"no preset is for device='{device}'" in note for note in table.notes)
+
+
+def test_a_clusters_own_device_leaves_its_links_as_they_are() -> None:
+    """Also where another preset has the same device."""
     four = make_row(cluster="a100-sxm-4", device_memory_gb=40)
-    (cell,) = read_table(make_text({**four, "device": CLUSTER_PRESETS["a100-sxm"].device})).cells
+    device = CLUSTER_PRESETS["a100-sxm"].device
+    cluster = read_table(make_text({**four, "device": device})).cells[0].cluster
     near = CLUSTER_PRESETS["a100-sxm-4"].intra_node_bandwidth_bytes_per_s
-    assert cell.cluster.intra_node_bandwidth_bytes_per_s == near
+    assert cluster.intra_node_bandwidth_bytes_per_s == near
+
+
+def test_a_device_has_its_speeds_in_a_cluster_without_a_preset() -> None:
     own = read_table(make_text(make_row(device="H800")))
     assert own.cells[0].cluster.peak_flops_per_s == CLUSTER_PRESETS["h800"].peak_flops_per_s
+
+
+def test_rows_of_one_cluster_with_two_devices_are_refused() -> None:
+    other = {**ON_H100, "micro_batch_size": 2, "num_microbatches": 2}
     with pytest.raises(TableInvalidError, match="'h100-sxm' has device=NVIDIA H100"):
-        read_table(
-            make_text(
-                {**h100, "device": "H800"}, {**h100, "micro_batch_size": 2, "num_microbatches": 2}
-            )
-        )
+        read_table(make_text({**ON_H100, "device": "H800"}, other))
 
 
 def test_one_of_throughput_and_step_time_follows_from_the_other() -> None:

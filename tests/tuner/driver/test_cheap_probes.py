@@ -79,14 +79,18 @@ class PartFirst(Proposer):
 
 @pytest.fixture
 def proposers(monkeypatch: pytest.MonkeyPatch) -> list[PartFirst]:
-    """Every proposer that a search has made in place of that of `guided`, in order."""
+    return part_first(monkeypatch)
+
+
+def part_first(patch: pytest.MonkeyPatch) -> list[PartFirst]:
+    """Every proposer that a search makes from here on in place of that of `guided`, in order."""
     made: list[PartFirst] = []
 
     def make(problem: SearchProblem, _seed: int) -> Proposer:
         made.append(PartFirst(problem))
         return made[-1]
 
-    monkeypatch.setitem(registry.STRATEGIES, "guided", make)  # type: ignore[arg-type]
+    patch.setitem(registry.STRATEGIES, "guided", make)  # type: ignore[arg-type]
     return made
 
 

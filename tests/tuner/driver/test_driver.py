@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
 from sqlalchemy import text
@@ -13,6 +15,7 @@ from layout_tuner.errors import SearchSpaceError, SpaceInvalidError
 from layout_tuner.predictions.belief.plan import make_plan
 from layout_tuner.predictions.estimates.prediction import Prediction
 from layout_tuner.protocol.outcome import Outcome
+from layout_tuner.results_db.records import PredictedTrial, TrialRecord
 from layout_tuner.results_db.store import Store
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.job_settings import JobSettings
@@ -20,7 +23,16 @@ from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.tuner.driver.campaign_search import CampaignSearch, observe
 from layout_tuner.tuner.driver.driver import Driver
 from layout_tuner.tuner.strategies.deephyper import DeepHyperProposer
-from tests.kit.store import TurnableClock, completed, failed, make_worker, post_outcome, take_leases
+from tests.kit.postgres import upgraded
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    failed,
+    make_worker,
+    post_outcome,
+    take_leases,
+)
 from tests.tuner.factories import (
     DrivenCampaign,
     FakeWorker,
@@ -383,29 +395,69 @@ def test_wrong_lists_and_runs_are_refused(changes: dict[str, object], message: s
         make_spec(**{**SETTINGS, **changes})
 
 
-def test_each_proposal_of_the_guided_search_has_the_prediction_of_its_moment(store: Store) -> None:
-    """The measured values are far off the estimates, and a later search would predict them."""
-    campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 5}))
-    at_first = CampaignSearch.rebuild(campaign.record, [])
-    campaign.to_end()
-    found, trials = store.trials.predictions(campaign.id), campaign.trials
-    assert [each.trial_id for each in found] == [trial.id for trial in trials]
-    assert found[0].prediction.source == "estimates"
-    assert found[-1].prediction.source == "calibrated"
-    for each, trial in zip(found, trials, strict=True):
-        assert each.step_time_s == trial.measurement.step_time_s
-        assert each.peak_memory_bytes == trial.measurement.peak_memory_bytes
-        assert each.layout_key == trial.layout_key
+@dataclass(frozen=True, kw_only=True)
+class GuidedCampaign:
+    """A guided search that has ended; what it measured is far off the estimates."""
+
+    campaign: DrivenCampaign
+    at_first: CampaignSearch
+    """The search before its first trial."""
+    kept: list[PredictedTrial]
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        return self.campaign.trials
+
+
+@pytest.fixture(scope="module")
+def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuidedCampaign]:
+    with closing(TimelyStore.open(upgraded(tmp_path_factory.mktemp("guided")))) as store:
+        campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 5}))
+        at_first = CampaignSearch.rebuild(campaign.record, [])
+        campaign.to_end()
+        kept = store.trials.predictions(campaign.id)
+        yield GuidedCampaign(campaign=campaign, at_first=at_first, kept=kept)
+
+
+def test_each_guided_trial_keeps_a_prediction(guided: GuidedCampaign) -> None:
+    kept, store = guided.kept, guided.campaign.store
+    assert [each.trial_id for each in kept] == [trial.id for trial in guided.trials]
+    for each in kept:
         assert 0 < each.prediction.log_step_time_sd < 5
-        assert store.trials.detail(trial.id).prediction == each.prediction
-    kept, expected = found[0].prediction, at_first.predict(trials[0].layout)
-    later = CampaignSearch.rebuild(campaign.record, trials).predict(trials[0].layout)
+        assert store.trials.detail(each.trial_id).prediction == each.prediction
+
+
+def test_a_kept_prediction_stands_beside_its_measurement(guided: GuidedCampaign) -> None:
+    measured = [(each.measurement, each.layout_key) for each in guided.trials]
+    assert [
+        (each.step_time_s, each.peak_memory_bytes, each.layout_key) for each in guided.kept
+    ] == [
+        (measurement.step_time_s, measurement.peak_memory_bytes, key)
+        for measurement, key in measured
+    ]
+
+
+def test_a_guided_search_says_what_its_predictions_rest_on(guided: GuidedCampaign) -> None:
+    sources = [each.prediction.source for each in guided.kept]
+    assert (sources[0], sources[-1]) == ("estimates", "calibrated")
+
+
+def test_a_kept_prediction_is_of_its_moment(
+    guided: GuidedCampaign,
+) -> None:
+    first = guided.trials[0]
+    kept, expected = guided.kept[0].prediction, guided.at_first.predict(first.layout)
     assert kept.step_time_s == pytest.approx(expected.step_time_s)
     assert kept.peak_memory_bytes == pytest.approx(expected.peak_memory_bytes, abs=1)
     assert kept.fit_probability == pytest.approx(expected.fit_probability)
-    measured_s = trials[0].measurement.step_time_s
+
+
+def test_a_later_guided_search_would_predict_otherwise(guided: GuidedCampaign) -> None:
+    first = guided.trials[0]
+    later = CampaignSearch.rebuild(guided.campaign.record, guided.trials).predict(first.layout)
+    measured_s = first.measurement.step_time_s
     assert abs(math.log(later.step_time_s / measured_s)) < 0.1
-    assert abs(math.log(kept.step_time_s / measured_s)) > 0.5
+    assert abs(math.log(guided.kept[0].prediction.step_time_s / measured_s)) > 0.5
 
 
 @pytest.mark.parametrize("trainer", ["megatron-lm", "nanotron", "embedded"])

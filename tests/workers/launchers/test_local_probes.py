@@ -8,6 +8,7 @@ import re
 import signal
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,46 @@ def ranks_of(nodes: LocalNodes) -> list[int]:
     return [process.pid for process in below_zygote(nodes) if process.ppid() != zygote]
 
 
-def test_a_probe_reports_and_is_measured(nodes: LocalNodes) -> None:
-    told: list[dict[str, Any]] = []
+@dataclass(frozen=True, kw_only=True)
+class ReportedProbe:
+    """The outcome of one probe, and what it reported while it ran."""
+
+    outcome: Outcome
+    first: dict[str, Any]
+    iterations: list[dict[str, Any]]
+    """The events after the first."""
+    left: list[psutil.Process]
+    """Processes below the zygote when the probe had ended."""
+
+
+@pytest.fixture(scope="module")
+def reported(nodes: LocalNodes) -> ReportedProbe:
+    events: list[dict[str, Any]] = []
     launcher = GroupLauncher(nodes, TWO_CORES, allow_sharing=True)
-    outcome = run_probe(launcher, make_probe(), on_event=told.append)
+    outcome = run_probe(launcher, make_probe(), on_event=events.append)
     assert outcome.state == "completed", outcome
-    measurement = outcome.measurement
-    assert told.pop(0)["event"] == "listening"
-    assert [event["index"] for event in told] == list(range(len(measurement.iterations)))
+    first, *iterations = events
+    left = below_zygote(nodes)
+    return ReportedProbe(outcome=outcome, first=first, iterations=iterations, left=left)
+
+
+def test_a_probe_reports_each_iteration(reported: ReportedProbe) -> None:
+    measured = reported.outcome.measurement.iterations
+    assert reported.first["event"] == "listening"
+    assert [event["index"] for event in reported.iterations] == list(range(len(measured)))
+    assert [event["loss"] for event in reported.iterations] == [each.loss for each in measured]
+
+
+def test_a_probe_is_measured(reported: ReportedProbe) -> None:
+    measurement = reported.outcome.measurement
     assert sum(iteration.kind == "timed" for iteration in measurement.iterations) == 2
-    assert [iteration.loss for iteration in measurement.iterations] == [e["loss"] for e in told]
     assert not measurement.oversubscribed
     assert measurement.peak_source == "measured matmul (fp32)"
-    assert outcome.environment.backend == "gloo"
-    assert below_zygote(nodes) == []
+    assert reported.outcome.environment.backend == "gloo"
+
+
+def test_a_probe_leaves_no_process(reported: ReportedProbe) -> None:
+    assert reported.left == []
 
 
 def test_a_probe_says_that_it_had_more_ranks_than_devices(launcher: GroupLauncher) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,26 +110,48 @@ def said_by(folder: Path, rank: int = 0, name: str = "said-") -> list[str]:
     return list(said["argv"])
 
 
-def test_a_script_of_megatron_is_probed_with_its_own_command(
-    nodes: LocalNodes, tmp_path: Path
-) -> None:
-    (tmp_path / "pretrain_gpt.py").write_text(PLAYED + MEGATRON_LINE)
-    script = tmp_path / "job.sh"
-    script.write_text(MEGATRON)
+@dataclass(frozen=True, kw_only=True)
+class ProbedScript:
+    """The outcome of a probe of a script, and the words that its program got."""
+
+    spec: CampaignSpec
+    outcome: Outcome
+    words: list[str]
+    left: list[str]
+    """Processes and folders of the probe that stayed."""
+
+
+@pytest.fixture(scope="module")
+def of_megatron(nodes: LocalNodes, tmp_path_factory: pytest.TempPathFactory) -> ProbedScript:
+    folder = tmp_path_factory.mktemp("megatron")
+    (folder / "pretrain_gpt.py").write_text(PLAYED + MEGATRON_LINE)
+    (script := folder / "job.sh").write_text(MEGATRON)
     spec, trainer, _ = entry_of(script)
     outcome = probe(nodes, spec, trainer)
     assert outcome.measurement is not None, (outcome.message, outcome.log_tail)
-    assert outcome.measurement.step_time_s >= 0.02
-    assert len(outcome.measurement.iterations) >= 3 + spec.probe.warmup
-    words = said_by(tmp_path)
-    at = words.index("--tensor-model-parallel-size")
-    assert words[at + 1] == "2"
-    for kept in ("--data-path", "/data/text", "--hidden-size", "1.0e-4"):
-        assert kept in words
-    assert not {"--save", "--load"} & set(words)
-    assert f"--train-iters={2 + 8 + 3}" in words
-    assert "--lr-decay-iters=500" in words
-    assert left_behind(nodes) == []
+    return ProbedScript(spec=spec, outcome=outcome, words=said_by(folder), left=left_behind(nodes))
+
+
+def test_a_script_of_megatron_is_measured(of_megatron: ProbedScript) -> None:
+    measurement = of_megatron.outcome.measurement
+    assert measurement.step_time_s >= 0.02
+    assert len(measurement.iterations) >= 3 + of_megatron.spec.probe.warmup
+
+
+def test_a_script_of_megatron_is_probed_with_its_own_command(of_megatron: ProbedScript) -> None:
+    words = of_megatron.words
+    assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
+    assert {"--data-path", "/data/text", "--hidden-size", "1.0e-4"} <= set(words)
+
+
+def test_a_probe_of_a_script_runs_few_steps_and_saves_none(of_megatron: ProbedScript) -> None:
+    words = set(of_megatron.words)
+    assert not {"--save", "--load"} & words
+    assert {f"--train-iters={2 + 8 + 3}", "--lr-decay-iters=500"} <= words
+
+
+def test_a_probe_of_a_script_leaves_nothing_behind(of_megatron: ProbedScript) -> None:
+    assert of_megatron.left == []
 
 
 def test_the_same_entry_probes_another_layout(nodes: LocalNodes, tmp_path: Path) -> None:

@@ -44,21 +44,39 @@ def told(nodes: LocalNodes, tmp_path: Path, *words: str, **fields: Any) -> dict[
     return {int(path.name[4:]): json.loads(path.read_text()) for path in tmp_path.glob("rank*")}
 
 
-def test_a_program_gets_its_rank_as_torchrun_gives_it(nodes: LocalNodes, tmp_path: Path) -> None:
-    ranks = told(nodes, tmp_path, "{rank}", "{local_rank}/{local_world_size}", "{world_size}")
-    assert sorted(ranks) == [0, 1]
-    ports = {rank["environment"]["MASTER_PORT"] for rank in ranks.values()}
-    assert len(ports) == 1
-    for number, rank in ranks.items():
-        environment = rank["environment"]
-        assert rank["argv"] == [str(number), f"{number}/2", "2"]
-        assert environment["RANK"] == environment["LOCAL_RANK"] == str(number)
-        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "2"
-        assert environment["GROUP_RANK"] == environment["NODE_RANK"] == "0"
-        assert environment["MASTER_ADDR"] == "127.0.0.1"
-        assert environment["OMP_NUM_THREADS"] == "1"
-        assert set(rank["fds"]) <= {"0", "1", "2", "3", "4"}
-    cores = [rank["cores"] for rank in ranks.values()]
+@pytest.fixture(scope="module")
+def two_ranks(
+    nodes: LocalNodes, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    words = ("{rank}", "{local_rank}/{local_world_size}", "{world_size}")
+    return told(nodes, tmp_path_factory.mktemp("ranks"), *words)
+
+
+def test_a_program_gets_its_rank_as_torchrun_gives_it(two_ranks: dict[int, Any]) -> None:
+    assert sorted(two_ranks) == [0, 1]
+    for number, rank in two_ranks.items():
+        expected = {
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), str(number)),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
+            **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), "0"),
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+        }
+        assert {name: rank["environment"][name] for name in expected} == expected
+    assert len({rank["environment"]["MASTER_PORT"] for rank in two_ranks.values()}) == 1
+
+
+def test_a_program_gets_its_rank_in_its_words(two_ranks: dict[int, Any]) -> None:
+    words = {number: rank["argv"] for number, rank in two_ranks.items()}
+    assert words == {number: [str(number), f"{number}/2", "2"] for number in (0, 1)}
+
+
+def test_a_program_gets_no_file_of_its_worker(two_ranks: dict[int, Any]) -> None:
+    assert {fd for rank in two_ranks.values() for fd in rank["fds"]} <= {"0", "1", "2", "3", "4"}
+
+
+def test_ranks_of_a_program_have_cores_of_their_own(two_ranks: dict[int, Any]) -> None:
+    cores = [rank["cores"] for rank in two_ranks.values()]
     if len(os.sched_getaffinity(0)) >= 2:
         assert set(cores[0]).isdisjoint(cores[1])
 

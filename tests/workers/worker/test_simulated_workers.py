@@ -14,6 +14,7 @@ from layout_tuner.protocol.outcome import Outcome, ProbeRequest
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.models.model_presets import model_preset
 from layout_tuner.trainers.simulator import simulator_trainer
+from tests.kit.fake_service import serve
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, fail, running_worker
 
@@ -66,42 +67,84 @@ def test_simulated_time_stands_until_the_driver_has_reacted(service: WorkedServi
     assert list(service.posted())[:2] == [2, 3]
 
 
-def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: WorkedService) -> None:
-    whole, other_seed, stopped, too_slow, too_large, measured = range(1, 7)
-    add(service, whole, iterations=40)
-    add(service, other_seed, iterations=40, simulation_seed=2)
-    add(service, stopped, iterations=40, stop_above_step_time_s=1e-3)
-    add(service, too_slow, iterations=9000, deadline_s=90.0)
-    add(service, too_large, model=model_preset("gpt-22b"))
-    add(service, measured, simulation_seed=None)
-    with simulated(service):
-        wait_for(service, 6)
-    posted = service.posted()
-    said, outcome = service.registrations[0], Outcome.from_mapping(posted[whole])
+WHOLE, OTHER_SEED, STOPPED, TOO_SLOW, TOO_LARGE, MEASURED = range(1, 7)
+"""Trials that differ in how they end."""
+
+
+@pytest.fixture(scope="module")
+def six_probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkedService]:
+    """A service to which a simulated worker has posted the outcome of each of these trials."""
+    with serve(WorkedService(tmp_path_factory.mktemp("six") / "spool")) as service:
+        add(service, WHOLE, iterations=40)
+        add(service, OTHER_SEED, iterations=40, simulation_seed=2)
+        add(service, STOPPED, iterations=40, stop_above_step_time_s=1e-3)
+        add(service, TOO_SLOW, iterations=9000, deadline_s=90.0)
+        add(service, TOO_LARGE, model=model_preset("gpt-22b"))
+        add(service, MEASURED, simulation_seed=None)
+        with simulated(service):
+            wait_for(service, 6)
+        yield service
+
+
+@pytest.fixture
+def posted(six_probes: WorkedService) -> dict[int, Any]:
+    return six_probes.posted()
+
+
+def test_a_simulated_worker_says_what_it_is(six_probes: WorkedService) -> None:
+    said = six_probes.registrations[0]
     assert said["allocation"]["launcher"] == "simulated"
     assert said["trainers"] == {simulator_trainer(): "2"}
     assert said["device"] == "simulated AMD MI250X GCD"
     assert said["nodes"][0]["name"] == "frontier-simulated-00000"
+
+
+def test_a_simulated_outcome_says_what_it_is(posted: dict[int, Any]) -> None:
+    outcome = Outcome.from_mapping(posted[WHOLE])
     measurement = outcome.measurement
     assert (measurement.trainer, measurement.memory_kind) == (simulator_trainer(), "simulated")
     assert outcome.environment.backend == "simulator 2, nodes of seed 5"
+
+
+def test_a_simulated_probe_has_no_losses(posted: dict[int, Any]) -> None:
+    measurement = Outcome.from_mapping(posted[WHOLE]).measurement
     assert {each.loss for each in measurement.iterations} == {None}, "nothing invents a loss"
     assert not measurement.losses_comparable
-    assert not posted[whole]["measurement"]["shortened"]
-    assert posted[stopped]["measurement"]["shortened"]
-    assert posted[stopped]["duration_s"] < posted[whole]["duration_s"]
-    assert posted[too_slow]["reason"] == "timeout"
-    assert posted[too_slow]["duration_s"] == pytest.approx(90.0)
-    refused = posted[too_large]
+
+
+def test_a_simulated_probe_is_stopped_early(posted: dict[int, Any]) -> None:
+    assert not posted[WHOLE]["measurement"]["shortened"]
+    assert posted[STOPPED]["measurement"]["shortened"]
+    assert posted[STOPPED]["duration_s"] < posted[WHOLE]["duration_s"]
+
+
+def test_a_simulated_probe_ends_at_its_deadline(posted: dict[int, Any]) -> None:
+    assert posted[TOO_SLOW]["reason"] == "timeout"
+    assert posted[TOO_SLOW]["duration_s"] == pytest.approx(90.0)
+
+
+def test_a_simulated_probe_runs_out_of_memory(posted: dict[int, Any]) -> None:
+    refused = posted[TOO_LARGE]
     assert (refused["state"], refused["reason"]) == ("infeasible", "out_of_memory")
-    assert posted[measured]["reason"] == "unsupported"
-    assert "its campaign measures, and this worker simulates" in posted[measured]["message"]
-    add(service, whole, iterations=40)
+
+
+def test_a_simulated_worker_runs_no_probe_that_measures(posted: dict[int, Any]) -> None:
+    assert posted[MEASURED]["reason"] == "unsupported"
+    assert "its campaign measures, and this worker simulates" in posted[MEASURED]["message"]
+
+
+def test_a_simulated_step_time_follows_from_its_seed(
+    service: WorkedService, posted: dict[int, Any]
+) -> None:
+    add(service, WHOLE, iterations=40)
     with simulated(service):
-        wait_for(service, 7)
-    step_s = posted[whole]["measurement"]["step_time_s"]
-    assert service.posted()[whole]["measurement"]["step_time_s"] == step_s, "of the same seed"
-    assert posted[other_seed]["measurement"]["step_time_s"] != step_s
+        wait_for(service, 1)
+    again, first, other = (
+        each["measurement"]["step_time_s"]
+        for each in (service.posted()[WHOLE], posted[WHOLE], posted[OTHER_SEED])
+    )
+    assert again == first
+    assert other != first
 
 
 def test_simulated_time_runs_as_asked_and_probes_can_be_stopped(service: WorkedService) -> None:

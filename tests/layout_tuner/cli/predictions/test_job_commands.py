@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from layout_tuner.cli.main import main
 from layout_tuner.documents.json_and_yaml import read_file
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.tables import read_table
-from layout_tuner.trainers.program import read_trainers
+from layout_tuner.trainers.program import ProgramTrainer, read_trainers
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4
@@ -217,27 +218,63 @@ def test_wrong_input_is_a_sentence(
     assert result.output.count("Error: ") == 1
 
 
-def test_the_campaign_and_the_entry_are_files_that_a_service_and_a_worker_read(
-    script: Path,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WrittenCampaign:
+    """What `campaign from` printed of the script, and the campaign and the entry that it wrote."""
+
+    folder: Path
+    printed: str
+    file: str
+    spec: CampaignSpec
+    trainer: ProgramTrainer
+
+
+@pytest.fixture
+def campaign(script: Path) -> WrittenCampaign:
     out = script.parent / "campaign.yaml"
     text = printed("campaign", "from", script, *ON_H100, "--out", out)
-    spec = CampaignSpec.from_document(read_file(out))
-    assert spec.baseline is not None
-    assert (spec.baseline.tp, spec.baseline.dp, spec.baseline.num_nodes) == (4, 4, 4)
+    [trainer] = read_trainers(read_file(script.parent / "campaign-trainers.yaml")).values()
+    return WrittenCampaign(
+        folder=script.parent,
+        printed=text,
+        file=out.read_text(),
+        spec=CampaignSpec.from_document(read_file(out)),
+        trainer=trainer,
+    )
+
+
+def test_the_job_is_the_baseline_of_its_campaign(campaign: WrittenCampaign) -> None:
+    baseline = campaign.spec.baseline
+    assert baseline is not None
+    assert (baseline.tp, baseline.dp, baseline.num_nodes) == (4, 4, 4)
+
+
+def test_a_campaign_of_a_job_is_one_that_a_service_reads(campaign: WrittenCampaign) -> None:
+    spec = campaign.spec
     assert (spec.name, spec.probe.trainer, spec.cluster.name) == ("job", "megatron-lm", "h100-sxm")
     assert spec.probe.fidelity == "auto"  # the entry has {num_layers}
-    comments = [line for line in out.read_text().splitlines() if line.startswith("#")]
+
+
+def test_a_campaign_of_a_job_says_what_was_read(campaign: WrittenCampaign) -> None:
+    comments = [line for line in campaign.file.splitlines() if line.startswith("#")]
     assert any("--global-batch-size 128" in line for line in comments)
-    [trainer] = read_trainers(read_file(script.parent / "campaign-trainers.yaml")).values()
-    assert trainer.name == spec.probe.trainer
-    assert "{layout_arguments}" in trainer.command
-    assert "/data/text" in trainer.command
-    assert not {"--save", "--micro-batch-size", "--bf16"} & set(trainer.command)
+
+
+def test_the_entry_of_a_job_is_one_that_a_worker_reads(campaign: WrittenCampaign) -> None:
+    trainer = campaign.trainer
+    assert trainer.name == campaign.spec.probe.trainer
+    assert {"{layout_arguments}", "/data/text"} <= set(trainer.command)
     assert trainer.environment["NCCL_DEBUG"] == "WARN"
-    assert trainer.working_directory == str(script.parent)
-    assert "--save" in text
-    assert not (script.parent / "ran").exists()
+    assert trainer.working_directory == str(campaign.folder)
+
+
+def test_a_probe_of_a_job_saves_nothing_and_that_is_said(campaign: WrittenCampaign) -> None:
+    assert not {"--save", "--micro-batch-size", "--bf16"} & set(campaign.trainer.command)
+    assert "--save" in campaign.printed
+
+
+def test_nothing_of_a_script_is_executed(campaign: WrittenCampaign) -> None:
+    assert not (campaign.folder / "ran").exists()
 
 
 def test_a_measured_step_is_written_as_a_table(nanotron: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +94,62 @@ def make_job(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_train_logs_what_happens_and_prints_its_result_alone(tmp_path: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TwoRuns:
+    """A training job of three steps, and the same resumed for a fourth."""
+
+    folder: Path
+    results: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    stderr: str
+    """Of the second run."""
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> TwoRuns:
+    folder = tmp_path_factory.mktemp("resumed")
     saved = {"directory": "saved", "every": 3}
-    config = str(make_job(tmp_path, layout=Layout().to_mapping(), checkpoint=saved))
-    log, results = tmp_path / "log.jsonl", []
+    config = str(make_job(folder, layout=Layout().to_mapping(), checkpoint=saved))
+    log, results = folder / "log.jsonl", []
     for steps in ("3", "4"):
         ended = run("train", "--config", config, "--steps", steps, "--log", str(log), "--json")
         assert ended.returncode == 0, ended.stderr
         results.append(json.loads(ended.stdout))
     events = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [event["event"] for event in events] == [
+    return TwoRuns(folder=folder, results=results, events=events, stderr=ended.stderr)
+
+
+@pytest.mark.slow
+def test_train_logs_what_happens_over_its_runs(resumed: TwoRuns) -> None:
+    assert [event["event"] for event in resumed.events] == [
         *("step", "step", "step", "checkpoint", "result"),
         *("resume", "step", "checkpoint", "result"),
     ]
-    steps_told = [event for event in events if event["event"] == "step"]
-    assert [event["index"] for event in steps_told] == [0, 1, 2, 3]
-    assert all({"loss", "tokens_per_s", "mfu"} < event.keys() for event in steps_told)
-    assert [(result["first_step"], result["steps"]) for result in results] == [(0, 3), (3, 1)]
-    assert results[0]["tokens_per_s"] > 0
-    assert "resuming from" in ended.stderr
-    assert "step    3  loss" in ended.stderr
-    assert (tmp_path / "saved/step-00000004").is_dir(), "paths are of the job file's folder"
+
+
+@pytest.mark.slow
+def test_train_logs_the_figures_of_each_step_once(resumed: TwoRuns) -> None:
+    steps = [event for event in resumed.events if event["event"] == "step"]
+    assert [event["index"] for event in steps] == [0, 1, 2, 3]
+    assert all({"loss", "tokens_per_s", "mfu"} < event.keys() for event in steps)
+
+
+@pytest.mark.slow
+def test_train_prints_the_result_of_its_own_steps(resumed: TwoRuns) -> None:
+    first, second = resumed.results
+    assert [(each["first_step"], each["steps"]) for each in (first, second)] == [(0, 3), (3, 1)]
+    assert first["tokens_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_train_tells_its_progress_beside_its_result(resumed: TwoRuns) -> None:
+    assert "resuming from" in resumed.stderr
+    assert "step    3  loss" in resumed.stderr
+
+
+@pytest.mark.slow
+def test_train_saves_below_the_folder_of_the_job_file(resumed: TwoRuns) -> None:
+    assert (resumed.folder / "saved/step-00000004").is_dir()
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def store(service: ServeProcess) -> Iterator[Store]:
     """The database behind the service's back, as the driver has it."""
     with closing(TimelyStore(DataDir(service.data_dir).database_url)) as store:
         yield store
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measured(service: ServeProcess, store: Store) -> Callable[..., int]:
     """Submits a campaign and measures layouts at so many tokens a second; returns its id."""
 
@@ -68,7 +68,7 @@ def measured(service: ServeProcess, store: Store) -> Callable[..., int]:
     return measure
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(service: ServeProcess) -> Command:
     """Runs commands against the service; `answer` is typed at their questions."""
 

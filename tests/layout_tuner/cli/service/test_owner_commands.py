@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 from tests.kit.api import Command, ends, refused_line
@@ -18,51 +19,74 @@ def row_of(result: Result, name: str) -> list[str]:
     return found
 
 
-def test_people_get_tokens_and_groups(service: ServeProcess, run: Command, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tokens(run: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the tokens of ann, who is in the group `lab`, and of bob, in `site`."""
+    folder = tmp_path_factory.mktemp("tokens")
     for name in ("ann", "bob"):
-        options = ("--role", "submitter", "--owner", name, "--out", tmp_path / name)
-        ends(
-            run("token", "create", f"{name}-pc", *options),
-            0,
-            f"of {name}-pc: submitter, for {name}",
-        )
+        options = ("--role", "submitter", "--owner", name, "--out", folder / name)
+        made = run("token", "create", f"{name}-pc", *options)
+        ends(made, 0, f"of {name}-pc: submitter, for {name}")
     assert row_of(run("owner", "set", "bob", "--weight", "2.5"), "bob") == ["2.5"]
-    made = run("group", "set", "lab", "--weight", "4", "--member", "ann", "--member", "bob")
-    assert row_of(made, "lab") == ["4", "ann,", "bob"]
-    assert row_of(run("group", "set", "site"), "site") == ["1"]
-    assert row_of(run("group", "set", "lab", "--weight", "3"), "lab") == ["3", "ann,", "bob"]
-    assert row_of(run("group", "set", "lab", "--remove", "bob"), "lab") == ["3", "ann"]
-    assert row_of(run("group", "set", "site", "--add", "bob", "--add", "ann"), "site") == [
-        "1",
-        "ann,",
-        "bob",
-    ]
-    site = json.loads(run("group", "set", "site", "--member", "bob", "--json").stdout)
-    assert site == {"name": "site", "weight": 1.0, "members": ["bob"]}
+    ends(run("group", "set", "lab", "--member", "ann"), 0)
+    ends(run("group", "set", "site", "--member", "bob"), 0)
+    return folder
 
-    owners = {
-        each["name"]: each for each in json.loads(run("owner", "list", "--json").stdout)["owners"]
-    }
-    assert owners["bob"] == {
-        "name": "bob",
-        "weight": 2.5,
-        "subject": None,
-        "groups": ["site"],
-    }
-    assert row_of(run("owner", "list"), "ann") == ["1", "lab"]
-    groups = json.loads(run("group", "list", "--json").stdout)["groups"]
-    assert [each["members"] for each in groups] == [["ann"], ["bob"]]
+
+@pytest.mark.usefixtures("tokens")
+def test_tokens_are_listed_with_owner_and_role(run: Command) -> None:
     (row,) = [line for line in run("token", "list").stdout.splitlines() if " ann-pc " in line]
     assert row.split()[1:4] == ["ann-pc", "ann", "submitter"]
 
-    of_ann = ("--url", service.service["url"], "--token-file", tmp_path / "ann")
+
+@pytest.mark.usefixtures("tokens")
+def test_owners_are_listed_with_weight_and_groups(run: Command) -> None:
+    owners = json.loads(run("owner", "list", "--json").stdout)["owners"]
+    bob = {"name": "bob", "weight": 2.5, "subject": None, "groups": ["site"]}
+    assert [each for each in owners if each["name"] == "bob"] == [bob]
+    assert row_of(run("owner", "list"), "ann") == ["1", "lab"]
+
+
+@pytest.mark.usefixtures("tokens")
+def test_groups_are_listed_with_their_members(run: Command) -> None:
+    groups = json.loads(run("group", "list", "--json").stdout)["groups"]
+    assert [each["members"] for each in groups] == [["ann"], ["bob"]]
+
+
+def test_a_member_sees_its_own_groups(run: Command, service: ServeProcess, tokens: Path) -> None:
+    of_ann = ("--url", service.service["url"], "--token-file", tokens / "ann")
     assert run("whoami", *of_ann).stdout == "ann-pc: submitter, for ann, in lab\n"
     listed = run("group", "list", *of_ann).stdout
     assert "lab" in listed
     assert "site" not in listed
+
+
+def test_a_submitter_does_not_list_owners(
+    run: Command, service: ServeProcess, tokens: Path
+) -> None:
+    of_ann = ("--url", service.service["url"], "--token-file", tokens / "ann")
     ends(run("owner", "list", *of_ann), 1, "list_owners takes admin")
-    assert run("group", "delete", "site").stdout == "the group site is deleted\n"
-    assert "there is no group 'site'" in refused_line(run("group", "delete", "site"))
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_group_keeps_what_a_change_does_not_name(run: Command) -> None:
+    def crew(*options: str) -> list[str]:
+        return row_of(run("group", "set", "crew", *options), "crew")
+
+    assert crew() == ["1"]
+    assert crew("--weight", "4", "--member", "bob", "--member", "ann") == ["4", "ann,", "bob"]
+    assert crew("--weight", "3") == ["3", "ann,", "bob"]
+    assert crew("--remove", "bob") == ["3", "ann"]
+    assert crew("--remove", "ann") == ["3"]
+    assert crew("--add", "bob", "--add", "ann") == ["3", "ann,", "bob"]
+    changed = json.loads(run("group", "set", "crew", "--member", "bob", "--json").stdout)
+    assert changed == {"name": "crew", "weight": 3.0, "members": ["bob"]}
+
+
+def test_a_group_is_deleted_once(run: Command) -> None:
+    run("group", "set", "brief")
+    assert run("group", "delete", "brief").stdout == "the group brief is deleted\n"
+    assert "there is no group 'brief'" in refused_line(run("group", "delete", "brief"))
 
 
 def test_an_owner_gets_a_subject_and_is_signed_out(run: Command) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -108,37 +110,71 @@ MIXTRAL = {
 }
 
 
-def test_an_export_is_of_the_plan_that_is_printed_with_the_same_options(
-    run: Run, tmp_path: Path
-) -> None:
-    (file := tmp_path / "mix.yaml").write_text(yaml.safe_dump(MIXTRAL))
+@dataclass(frozen=True, kw_only=True)
+class PlanOfAMixture:
+    """Runs `plan` and `export --plan` of one campaign with the same options."""
 
-    def best_of_plan(*options: str) -> str:
-        planned = json.loads(run("plan", file, "--top", 1, "--json", *options).stdout)
+    file: Path
+    printed: Callable[..., Any]
+    """The document that a command prints without a service."""
+
+    def best(self, *options: str) -> str:
+        """The key of the best layout of the plan that is printed."""
+        planned = self.printed("plan", str(self.file), "--top", "1", "--json", *options)
         return str(planned["layouts"][0]["layout_key"])
 
-    def exported(*options: str) -> list[str]:
-        words = ("export", "--plan", file, "--format", "megatron-lm", "--json")
-        return list(json.loads(run(*words, *options).stdout)["notes"])
+    def notes(self, *options: str) -> list[str]:
+        """The notes on the layout that is exported."""
+        words = ("export", "--plan", str(self.file), "--format", "megatron-lm", "--json")
+        return list(self.printed(*words, *options)["notes"])
 
-    head = "predicted, not measured: rank 1 of the plan of mix: "
-    of_the_format = best_of_plan("--software", "megatron-lm")
-    ours = best_of_plan()
-    assert of_the_format != ours
-    notes = exported()
-    assert notes[0] == head + of_the_format
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> PlanOfAMixture:
+    folder = tmp_path_factory.mktemp("mixture")
+    (file := folder / "mix.yaml").write_text(yaml.safe_dump(MIXTRAL))
+    nowhere = dict.fromkeys(("LAYOUT_TUNER_URL", "LAYOUT_TUNER_TOKEN_FILE"))
+    runner = CliRunner(env={"LAYOUT_TUNER_DATA_DIR": str(folder / "none"), **nowhere})
+
+    @cache
+    def printed(*words: str) -> Any:
+        return json.loads(runner.invoke(main, words).stdout)
+
+    return PlanOfAMixture(file=file, printed=printed)
+
+
+HEAD = "predicted, not measured: rank 1 of the plan of mix: "
+
+
+def test_an_export_is_of_the_plan_for_its_format(mixture: PlanOfAMixture) -> None:
+    notes = mixture.notes()
+    assert notes[0] == HEAD + mixture.best("--software", "megatron-lm")
     assert notes[1].startswith("predicted for megatron-lm: a step of ")
-    assert re.search(
-        r", a peak of [\d.]+ GiB \(80 %: [\d.]+ GiB to [\d.]+ GiB\) that fits", notes[1]
-    )
-    assert "depends most on" not in notes[1]
-    assert "depends most on" in exported("--software", "a new trainer")[1]
-    notes = exported("--software", "layout-tuner")
-    assert notes[0] == head + ours
+
+
+def test_an_export_is_of_the_plan_for_the_stated_software(mixture: PlanOfAMixture) -> None:
+    notes, ours = mixture.notes("--software", "layout-tuner"), mixture.best()
+    assert ours != mixture.best("--software", "megatron-lm")
+    assert notes[0] == HEAD + ours
     assert notes[1].startswith("predicted for layout-tuner: a step of ")
+
+
+def test_an_export_is_of_the_plan_for_the_stated_cluster(
+    mixture: PlanOfAMixture, tmp_path: Path
+) -> None:
     (cluster := tmp_path / "two.yaml").write_text("{preset: a100-sxm, num_nodes: 4}\n")
-    elsewhere = best_of_plan("--software", "megatron-lm", "--cluster", str(cluster))
-    assert exported("--cluster", str(cluster))[0] == head + elsewhere
+    elsewhere = mixture.best("--software", "megatron-lm", "--cluster", str(cluster))
+    assert mixture.notes("--cluster", str(cluster))[0] == HEAD + elsewhere
+
+
+def test_an_export_says_how_sure_its_peak_is(mixture: PlanOfAMixture) -> None:
+    peak = r", a peak of [\d.]+ GiB \(80 %: [\d.]+ GiB to [\d.]+ GiB\) that fits"
+    assert re.search(peak, mixture.notes()[1])
+
+
+def test_an_export_for_unknown_software_says_on_what_it_depends(mixture: PlanOfAMixture) -> None:
+    assert "depends most on" not in mixture.notes()[1]
+    assert "depends most on" in mixture.notes("--software", "a new trainer")[1]
 
 
 def test_an_export_rests_on_the_measurements_of_its_plan(run: Run, tmp_path: Path) -> None:

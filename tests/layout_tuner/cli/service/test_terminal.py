@@ -8,6 +8,7 @@ import sqlite3
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -221,11 +222,23 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
     assert spelled_out_or_plain(said)
 
 
-@pytest.mark.parametrize("columns", [20, 300])
-def test_a_watched_campaign_is_redrawn_in_place_at_any_width(
-    served: ServeProcess, columns: int
-) -> None:
-    """Facts keep their rows until watching is stopped; then the terminal is as it was before."""
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What `campaign watch` showed in a terminal until a SIGINT, after the campaign had changed."""
+
+    columns: int
+    first: list[str]
+    shown: list[str]
+    """The rows of the screen before and after the change."""
+    left: list[str]
+    """The rows that stayed."""
+    printed: str
+    code: int
+
+
+@pytest.fixture(scope="module", params=[20, 300])
+def watched(request: pytest.FixtureRequest, served: ServeProcess) -> Watched:
+    columns = int(request.param)
     with Terminal(columns) as terminal:
         process = terminal.start(
             "campaign", "watch", "hostile", LAYOUT_TUNER_DATA_DIR=str(served.data_dir)
@@ -240,19 +253,39 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(
         wait_until("it is whole", lambda: Screen(columns).after(terminal.so_far())[-1] != "")
         shown = Screen(columns).after(terminal.so_far())
         process.send_signal(2)
-        assert process.wait(30) == 130
-    assert shown[0].startswith("hostile:")
-    assert all(len(row) < columns for row in (*first, *shown)), shown
-    for label in ("best", "so far", "failed", "used"):
-        assert [row[: len(label)] for row in shown].count(label) == 1, shown
-    text = " ".join(shown)
-    if columns == 300:
-        assert "failed   2: 1 crashed, 1 out_of_memory" in shown
-        assert "node-hours" in text
-        assert "trial 1: n1-tp1-pp1" in text
-    printed = terminal.printed
-    assert all(c.isprintable() or c in "\r\n" for c in re.sub(r"\x1b\[\d*[AKJ]", "", printed))
-    left = Screen(columns).after(printed)
-    assert "watchinghasended;campaignhostilegoeson" in "".join("".join(left).split())
-    assert not [row for row in left if row.startswith(("best", "used", "failed"))]
-    assert "Aborted" not in printed
+        code = process.wait(30)
+    left, printed = Screen(columns).after(terminal.printed), terminal.printed
+    return Watched(columns=columns, first=first, shown=shown, left=left, printed=printed, code=code)
+
+
+def test_a_watched_campaign_is_redrawn_in_place(watched: Watched) -> None:
+    """Facts keep their rows until watching is stopped."""
+    assert watched.shown[0].startswith("hostile:")
+    labels = ("best", "so far", "failed", "used")
+    counts = {label: [row[: len(label)] for row in watched.shown].count(label) for label in labels}
+    assert counts == dict.fromkeys(labels, 1), watched.shown
+
+
+def test_a_watched_campaign_fits_into_the_terminal(watched: Watched) -> None:
+    rows = (*watched.first, *watched.shown)
+    assert all(len(row) < watched.columns for row in rows), rows
+
+
+@pytest.mark.parametrize("watched", [300], indirect=True)
+def test_a_watched_campaign_has_its_figures_whole(watched: Watched) -> None:
+    text = " ".join(watched.shown)
+    assert "failed   2: 1 crashed, 1 out_of_memory" in watched.shown
+    assert "node-hours" in text
+    assert "trial 1: n1-tp1-pp1" in text
+
+
+def test_watching_prints_only_what_redraws(watched: Watched) -> None:
+    plain = re.sub(r"\x1b\[\d*[AKJ]", "", watched.printed)
+    assert all(c.isprintable() or c in "\r\n" for c in plain)
+
+
+def test_stopping_to_watch_restores_the_terminal(watched: Watched) -> None:
+    assert watched.code == 130
+    assert "watchinghasended;campaignhostilegoeson" in "".join("".join(watched.left).split())
+    assert not [row for row in watched.left if row.startswith(("best", "used", "failed"))]
+    assert "Aborted" not in watched.printed

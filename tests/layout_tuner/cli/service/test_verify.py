@@ -61,20 +61,33 @@ def start_other_trainer(
     threading.Thread(target=measure, daemon=True).start()
 
 
-def test_the_two_orders_are_compared(run: Command, measured: Measure, store: Store) -> None:
+@pytest.fixture(scope="module")
+def agreed(run: Command, measured: Measure, store: Store) -> dict[str, Any]:
+    """What `verify` says of four layouts, the last of which crashes on the other trainer."""
     store.campaigns.end(measured("agreed", OURS * 3), "COMPLETED", "budget", "")
     speeds = dict(zip(LAYOUTS, (1900.0, 2000.0, 1000.0, None), strict=True))
     start_other_trainer(store, "agreed-theirs", speeds)
     done = ends(run("verify", "agreed", "--trainer", "theirs", "--runs", "3", "--json"), 0)
-    found = json.loads(done.stdout)
-    assert [each["rank"] for each in found["layouts"]] == [1, 2, 3, 4]
-    *ratios, none = (each["ratio"] for each in found["layouts"])
+    return dict(json.loads(done.stdout))
+
+
+def test_each_layout_is_compared_with_the_other_trainer(agreed: dict[str, Any]) -> None:
+    layouts = agreed["layouts"]
+    assert [each["rank"] for each in layouts] == [1, 2, 3, 4]
+    assert [each["other_runs"] for each in layouts] == [3, 3, 3, 0]
+    *ratios, none = (each["ratio"] for each in layouts)
     assert (ratios, none) == (pytest.approx([0.475, 2 / 3, 0.5]), None)
-    assert found["layouts"][3]["failure"].startswith("crashed: ")
-    assert [each["other_runs"] for each in found["layouts"]] == [3, 3, 3, 0]
-    assert found["kendall_tau"] == pytest.approx(1 / 3)
-    assert found["best_of_other"] == LAYOUTS[1].key
-    assert found["best_of_other_over_our_first"] == pytest.approx(2000 / 1900 - 1)
+    assert layouts[3]["failure"].startswith("crashed: ")
+
+
+def test_the_two_orders_are_compared(agreed: dict[str, Any]) -> None:
+    assert agreed["kendall_tau"] == pytest.approx(1 / 3)
+    assert agreed["best_of_other"] == LAYOUTS[1].key
+    assert agreed["best_of_other_over_our_first"] == pytest.approx(2000 / 1900 - 1)
+
+
+@pytest.mark.usefixtures("agreed")
+def test_a_repeated_verify_goes_on_and_prints_the_comparison(run: Command) -> None:
     again = run("verify", "agreed", "--trainer", "theirs", "--runs", "3")
     assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
     assert "rank 4 was not measured: crashed" in again.stdout

@@ -297,29 +297,54 @@ def test_what_goes_over_all_parameters_takes_their_bytes_over_the_bandwidth(
     assert term("data_across", dp=8, zero_stage=1) == pytest.approx(half), "ZeRO's, exactly"
 
 
-def test_context_parallelism_takes_its_rows_and_cuts_everything_but_the_weights() -> None:
+@pytest.mark.parametrize(
+    ("comm_type", "elements", "steps"),
     # Keys and values three times; queries, keys, values and outputs twice, of each other rank.
-    for comm_type, elements, steps in (("all_gather", 6 * 3 / 4, 3), ("a2a", 8 * 3 / 16, 4)):
-        sent_s = elements * RESIDUAL / 100e9
-        found = term("context", cp=4, cp_comm_type=comm_type, num_microbatches=2)
-        assert found == pytest.approx(8 * 2 * (sent_s + steps * (4e-5 + 3 * 1e-6)))
+    [("all_gather", 6 * 3 / 4, 3), ("a2a", 8 * 3 / 16, 4)],
+)
+def test_context_parallelism_sends_its_rows(comm_type: str, elements: float, steps: int) -> None:
+    sent_s = elements * RESIDUAL / 100e9
+    found = term("context", cp=4, cp_comm_type=comm_type, num_microbatches=2)
+    assert found == pytest.approx(8 * 2 * (sent_s + steps * (4e-5 + 3 * 1e-6)))
+
+
+def test_an_exchange_of_context_grows_with_the_heads() -> None:
     wide = replace(MODEL, head_dim=2 * MODEL.head_size)
     knobs = {"cp": 4, "cp_comm_type": "a2a", "num_microbatches": 2}
     exchanged = [term("context", each, **knobs) for each in (MODEL, wide)]
     latency_s = 8 * 2 * 4 * (4e-5 + 3 * 1e-6)
     assert exchanged[1] - latency_s == pytest.approx(2 * (exchanged[0] - latency_s))
+
+
+def test_one_rank_sends_no_context() -> None:
     assert term("context", num_microbatches=2) == 0
-    # A ring hides its steps beside attention.
+
+
+def test_a_ring_of_context_hides_its_steps_beside_attention() -> None:
     assert 0 < term("context", cp=4, cp_comm_type="p2p") < term("context", cp=4)
     long = replace(MODEL, seq_length=32768)
     attention = term("attention", long, cp=4, cp_comm_type="p2p")
     assert term("context", long, cp=4, cp_comm_type="p2p") < 0.1 * attention
-    for name in ("matrices", "attention", "elementwise", "logits"):
-        share = term(name, cp=4) / term(name)
-        assert share == pytest.approx(0.25, rel=0.1), name  # fewer rows are slower
-    assert term("optimizer", cp=4) == term("optimizer")
-    assert term("data_inside", cp=4) == term("data_inside", dp=4)
-    assert term("optimizer", cp=4, zero_stage=1) == term("optimizer", dp=4, zero_stage=1)
+
+
+@pytest.mark.parametrize("name", ["matrices", "attention", "elementwise", "logits"])
+def test_context_parallelism_cuts_the_work_on_rows(name: str) -> None:
+    share = term(name, cp=4) / term(name)
+    assert share == pytest.approx(0.25, rel=0.1)  # fewer rows are slower
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "alike"),
+    [
+        ("optimizer", {"cp": 4}, {}),
+        ("data_inside", {"cp": 4}, {"dp": 4}),
+        ("optimizer", {"cp": 4, "zero_stage": 1}, {"dp": 4, "zero_stage": 1}),
+    ],
+)
+def test_context_parallelism_shards_like_data_parallelism(
+    name: str, knobs: dict[str, int], alike: dict[str, int]
+) -> None:
+    assert term(name, **knobs) == term(name, **alike)
 
 
 def test_tensor_columns_cut_products_and_weights_and_leave_attention_alone() -> None:

@@ -226,21 +226,40 @@ def converted(folder: Path) -> dict[str, Any]:
     return torch.load(out, weights_only=True)
 
 
-def test_torch_s_own_tool_reads_whole_tensors_of_canonical_names(tmp_path: Path) -> None:
-    shape = make_shape("gpt", tied_embeddings=True)
-    save_half(tmp_path, make_layout(dp=2, pp=2, zero_stage=1, recompute="full"), shape=shape)
-    state = converted(tmp_path / "saved" / "step-00000004")
+TIED = make_shape("gpt", tied_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What torch's own tool reads of a checkpoint of ranks that shard and cut the layers."""
+    folder = tmp_path_factory.mktemp("converted")
+    save_half(folder, make_layout(dp=2, pp=2, zero_stage=1, recompute="full"), shape=TIED)
+    return converted(folder / "saved" / "step-00000004")
+
+
+def test_torch_s_own_tool_reads_weights_and_moments(state: dict[str, Any]) -> None:
     assert set(state) == {"model", "optimizer"}
     assert set(state["optimizer"]) == {"exp_avg", "exp_avg_sq"}
+
+
+def test_torch_s_own_tool_reads_canonical_names(state: dict[str, Any]) -> None:
     weights = state["model"]
     assert weights["layers.1.attention.query.weight"].shape == (32, 32)
     assert weights["embedding.weight"].shape == (64, 32)
-    assert not any(name.startswith("head") for name in weights), "a tied weight is stored once"
-    assert sum(weight.numel() for weight in weights.values()) == shape.num_parameters
-    for moments in state["optimizer"].values():
-        assert moments.keys() == weights.keys()
-        assert all(moments[name].shape == weights[name].shape for name in weights)
-        assert all(moment.abs().sum() > 0 for moment in moments.values())
+    assert sum(weight.numel() for weight in weights.values()) == TIED.num_parameters
+
+
+def test_a_tied_weight_is_stored_once(state: dict[str, Any]) -> None:
+    assert not any(name.startswith("head") for name in state["model"])
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_each_weight_has_a_moment_of_its_shape(state: dict[str, Any], moment: str) -> None:
+    weights, moments = state["model"], state["optimizer"][moment]
+    assert {name: each.shape for name, each in moments.items()} == {
+        name: each.shape for name, each in weights.items()
+    }
+    assert all(each.abs().sum() > 0 for each in moments.values())
 
 
 def test_tokens_of_a_file_go_on_where_they_stood(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import math
 import resource
 import subprocess
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from layout_tuner.predictions.statistics.step_times import (
     is_warm,
     quartiles,
 )
+from layout_tuner.protocol.measurement import Measurement
 from layout_tuner.protocol.measurement_checks import refuse_contradictions
+from layout_tuner.protocol.outcome import ProbeRequest
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.workers.trainer.batches import Batch
 from layout_tuner.workers.trainer.probe.exception_reasons import classify
-from layout_tuner.workers.trainer.probe.probe import run_probe
+from layout_tuner.workers.trainer.probe.probe import RankResult, run_probe
 from layout_tuner.workers.trainer.probe.timing import TimedStep, timed_step
 from layout_tuner.workers.trainer.revision import GIT_REVISION, git_revision
 from layout_tuner.workers.trainer.training import StepStats, Training
@@ -50,40 +54,110 @@ from tests.workers.trainer.ranks import RanksFailedError, make_context, run_rank
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.sampled(2)
-@over_axes({}, PP, TP | PP, ZERO_3)
-def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> None:
-    request = make_request(layout=make_layout(**axes))
-    results = probe(request)
-    assert results[1:] == [(None, [])] * (len(results) - 1), "rank 0 alone reports"
-    result, events = results[0]
-    m = result.measurement
-    assert events == [{"event": "iteration", **dataclasses.asdict(each)} for each in m.iterations]
-    warmups = len(m.iterations) - 3
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbedLayout:
+    """A probe of some layout, by rank what its processes returned."""
+
+    request: ProbeRequest
+    results: list[tuple[RankResult | None, list[dict[str, Any]]]]
+
+    @property
+    def measurement(self) -> Measurement:
+        return self.results[0][0].measurement
+
+    @property
+    def warmups(self) -> int:
+        return len(self.measurement.iterations) - 3
+
+
+@pytest.fixture(scope="module")
+def probe_of() -> Callable[[tuple[tuple[str, int], ...]], ProbedLayout]:
+    """Probes each layout once."""
+
+    @cache
+    def probe_it(axes: tuple[tuple[str, int], ...]) -> ProbedLayout:
+        request = make_request(layout=make_layout(**dict(axes)))
+        return ProbedLayout(request=request, results=probe(request))
+
+    return probe_it
+
+
+@pytest.fixture
+def probed(axes: dict[str, int], probe_of: Callable[..., ProbedLayout]) -> ProbedLayout:
+    return probe_of(tuple(axes.items()))
+
+
+def over_layouts(test: Any) -> Any:
+    return pytest.mark.sampled(2)(over_axes({}, PP, TP | PP, ZERO_3)(test))
+
+
+@over_layouts
+def test_rank_0_alone_reports_a_probe(axes: dict[str, int], probed: ProbedLayout) -> None:
+    (_, events), *others = probed.results
+    assert others == [(None, [])] * len(others)
+    iterations = [dataclasses.asdict(each) for each in probed.measurement.iterations]
+    assert events == [{"event": "iteration", **each} for each in iterations]
+
+
+@over_layouts
+def test_a_probe_warms_up_and_times_three_steps(axes: dict[str, int], probed: ProbedLayout) -> None:
+    iterations, warmups = probed.measurement.iterations, probed.warmups
     assert MIN_WARMUP <= warmups <= MIN_WARMUP + MAX_EXTRA_WARMUP
-    assert [i.index for i in m.iterations] == list(range(warmups + 3))
-    assert [i.kind for i in m.iterations] == ["warmup"] * warmups + ["timed"] * 3
-    run = train(request.model, request.layout, steps=warmups + 3)
-    assert [i.loss for i in m.iterations] == run.losses
-    assert [i.grad_norm for i in m.iterations] == run.grad_norms
+    assert [i.index for i in iterations] == list(range(warmups + 3))
+    assert [i.kind for i in iterations] == ["warmup"] * warmups + ["timed"] * 3
+    settled = has_settled([i.step_time_s for i in iterations[:warmups]])
+    assert probed.measurement.warmup_settled == settled
+
+
+@over_layouts
+def test_a_probe_measures_what_the_same_training_does(
+    axes: dict[str, int], probed: ProbedLayout
+) -> None:
+    request, iterations = probed.request, probed.measurement.iterations
+    run = train(request.model, request.layout, steps=probed.warmups + 3)
+    assert [i.loss for i in iterations] == run.losses
+    assert [i.grad_norm for i in iterations] == run.grad_norms
+
+
+@over_layouts
+def test_the_step_time_of_a_probe_is_the_median(axes: dict[str, int], probed: ProbedLayout) -> None:
+    m = probed.measurement
     timed = sorted(i.step_time_s for i in m.iterations if i.kind == "timed")
     assert m.step_time_s == timed[1]
     assert m.step_time_q25_s == pytest.approx((timed[0] + timed[1]) / 2)
     assert m.step_time_q75_s == pytest.approx((timed[1] + timed[2]) / 2)
-    assert m.tokens_per_step == 8 * request.model.seq_length
+
+
+@over_layouts
+def test_the_rates_of_a_probe_follow_from_its_step_time(
+    axes: dict[str, int], probed: ProbedLayout
+) -> None:
+    m, model = probed.measurement, probed.request.model
+    devices = probed.request.layout.num_devices
+    assert m.tokens_per_step == 8 * model.seq_length
     assert m.tokens_per_s == pytest.approx(m.tokens_per_step / m.step_time_s)
-    devices = request.layout.num_devices
     assert m.tokens_per_s_per_device == pytest.approx(m.tokens_per_s / devices)
-    flops = m.tokens_per_s * request.model.model_flops_per_token / devices
+    flops = m.tokens_per_s * model.model_flops_per_token / devices
     assert m.model_tflops_per_device == pytest.approx(flops / 1e12)
     assert m.mfu == pytest.approx(m.model_tflops_per_device / 0.1)
-    assert (m.peak_source, m.memory_kind) == ("a test's", "logical")
-    assert len(m.peak_memory_bytes_by_stage) == request.layout.pp
+    assert m.peak_source == "a test's"
+
+
+@over_layouts
+def test_the_peak_of_a_probe_is_that_of_its_fullest_stage(
+    axes: dict[str, int], probed: ProbedLayout
+) -> None:
+    m = probed.measurement
+    assert m.memory_kind == "logical"
+    assert len(m.peak_memory_bytes_by_stage) == probed.request.layout.pp
     assert m.peak_memory_bytes == max(m.peak_memory_bytes_by_stage) > 0
     assert m.peak_reserved_bytes_by_stage == ()
-    assert m.warmup_settled == has_settled([i.step_time_s for i in m.iterations[:warmups]])
-    assert result.environment.backend == "gloo"
-    assert result.environment.torch_version == torch.__version__
+
+
+@over_layouts
+def test_a_probe_names_its_software(axes: dict[str, int], probed: ProbedLayout) -> None:
+    environment = probed.results[0][0].environment
+    assert (environment.backend, environment.torch_version) == ("gloo", torch.__version__)
 
 
 @pytest.mark.parametrize(

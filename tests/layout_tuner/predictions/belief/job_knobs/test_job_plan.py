@@ -10,6 +10,7 @@ import pytest
 
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job_knobs.job_ranking import rank_jobs
+from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.belief.plan import Plan, make_plan
@@ -111,20 +112,43 @@ def test_a_plan_without_knobs_says_nothing_of_jobs() -> None:
     assert "job" not in text_of(found)
 
 
-def test_a_plan_says_what_each_value_is_expected_to_bring_and_how_sure_that_is() -> None:
-    found = plan_of(campaign(dispatcher=PACKED, harmful=HARMFUL, streams=UNKNOWN))
-    gains = {each.knob: each for each in found.knobs}
+@pytest.fixture(scope="module")
+def three_knobs() -> Plan:
+    """A plan with a knob that helps, one that harms, and one of unknown effect."""
+    return plan_of(campaign(dispatcher=PACKED, harmful=HARMFUL, streams=UNKNOWN))
+
+
+def expected_of(plan: Plan) -> dict[str, KnobGain]:
+    return {each.knob: each for each in plan.knobs}
+
+
+def test_a_plan_has_the_gain_of_each_knob(three_knobs: Plan) -> None:
+    gains = expected_of(three_knobs)
     assert set(gains) == {"dispatcher", "harmful", "streams"}
-    packed, harmful, streams = (gains[name] for name in ("dispatcher", "harmful", "streams"))
+    assert gains["dispatcher"].step_ratio < 1.0 < gains["harmful"].step_ratio
+
+
+def test_a_value_that_helps_is_chosen(three_knobs: Plan) -> None:
+    packed = expected_of(three_knobs)["dispatcher"]
     assert (packed.value, packed.reference, packed.is_chosen) == ("packed", "plain", True)
-    assert packed.step_ratio < 1.0 < harmful.step_ratio
     assert packed.step_ratio_low < packed.step_ratio < packed.step_ratio_high
     assert packed.helps > 0.9
+
+
+def test_a_value_that_harms_is_not_chosen(three_knobs: Plan) -> None:
+    harmful = expected_of(three_knobs)["harmful"]
     assert harmful.helps < 0.1
     assert not harmful.is_chosen
-    assert streams.step_ratio == pytest.approx(1.0)
-    assert streams.helps == pytest.approx(0.5)
-    assert "with packed (chosen) as with plain (95 %: " in " ".join(text_of(found).split())
+
+
+def test_a_value_of_unknown_effect_helps_as_likely_as_not(three_knobs: Plan) -> None:
+    streams = expected_of(three_knobs)["streams"]
+    assert (streams.step_ratio, streams.helps) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def test_a_plan_prints_how_sure_the_gain_of_a_value_is(three_knobs: Plan) -> None:
+    text = " ".join(text_of(three_knobs).split())
+    assert "with packed (chosen) as with plain (95 %: " in text
 
 
 def test_what_a_value_brings_is_what_the_comparison_of_the_two_jobs_says() -> None:

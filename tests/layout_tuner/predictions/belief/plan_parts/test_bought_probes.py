@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.predictions.belief.plan import Plan, make_plan
+from layout_tuner.predictions.belief.plan import Plan, PlannedLayout, make_plan
 from layout_tuner.predictions.belief.plan_parts.bought_probes import BoughtProbes
 from layout_tuner.predictions.belief.plan_text import plan_lines
 from tests.layout_tuner.predictions.belief.test_plan import SPACE, all_of, campaign
@@ -31,24 +31,45 @@ def test_where_nothing_fits_no_number_of_probes_has_a_chance() -> None:
     assert f"since with probability {1 - plan.some_fit:.2f} no layout fits into memory" in text
 
 
-def test_probes_longer_than_the_deadline_are_counted_and_find_nothing() -> None:
-    space = SPACE | {"global_batch_size": 4096}
-    plan = make_plan(campaign(space=space, probe={"deadline": "90s"}))
-    assert plan.budget.num_late == plan.budget.num_probes == 10
-    assert plan.budget.chance == 0.0
-    longer = make_plan(campaign(space=space, probe={"deadline": "10h"}))
-    assert longer.budget.num_late == 0
-    assert longer.budget.chance > 0.0
-    assert plan.needed == longer.needed
-    assert plan.needed is not None
-    text = text_of(plan)
+LONG_STEPS = SPACE | {"global_batch_size": 4096}
+
+
+@pytest.fixture(scope="module")
+def late() -> Plan:
+    """A plan whose probes all last longer than their deadline."""
+    return make_plan(campaign(space=LONG_STEPS, probe={"deadline": "90s"}))
+
+
+@pytest.fixture(scope="module")
+def in_time() -> Plan:
+    """The same with a deadline that none of them reaches."""
+    return make_plan(campaign(space=LONG_STEPS, probe={"deadline": "10h"}))
+
+
+def test_probes_longer_than_the_deadline_find_nothing(late: Plan) -> None:
+    assert late.budget.num_late == late.budget.num_probes == 10
+    assert late.budget.chance == 0.0
+
+
+def test_probes_within_the_deadline_find_something(in_time: Plan) -> None:
+    assert in_time.budget.num_late == 0
+    assert in_time.budget.chance > 0.0
+
+
+def test_what_a_search_needs_does_not_follow_its_deadline(late: Plan, in_time: Plan) -> None:
+    assert late.needed is not None
+    assert late.needed == in_time.needed
+
+
+def test_a_plan_says_what_a_short_deadline_costs(late: Plan, in_time: Plan) -> None:
+    text = text_of(late)
     assert "10 of them would last longer than probe.deadline, 90 s, and end as timeouts" in text
     raised = (
-        f"if probe.deadline is raised from 90 s: the longest takes {plan.needed.longest_s:,.0f} s"
+        f"if probe.deadline is raised from 90 s: the longest takes {late.needed.longest_s:,.0f} s"
     )
     assert raised in text
     assert "the budget buys a chance of under 1 %" in text
-    assert "deadline" not in text_of(longer)
+    assert "deadline" not in text_of(in_time)
 
 
 def test_a_plan_says_the_node_hours_of_its_90_percent_and_the_chance_of_its_budget() -> None:
@@ -122,30 +143,60 @@ def test_a_plan_on_all_nodes_and_one_for_a_whole_machine_give_no_reason() -> Non
     assert make_plan(campaign(cluster="frontier", space=SPACE | {"num_nodes": 4})).nodes == ""
 
 
-def test_the_probe_of_the_baseline_is_paid_first_and_is_none_of_the_best() -> None:
-    baseline = {"num_nodes": 4, "tp": 8, "pp": 1, "micro_batch_size": 1}
-    probe = {"deadline": "10h"}
+BASELINE = {"num_nodes": 4, "tp": 8, "pp": 1, "micro_batch_size": 1}
+IN_TIME = {"deadline": "10h"}
 
-    def bought(spec_budget: dict[str, Any], **more: Any) -> BoughtProbes:
-        return make_plan(campaign(probe=probe, budget=spec_budget, **more)).budget
 
-    plan = all_of(campaign(probe=probe, baseline=baseline))
+def bought(spec_budget: dict[str, Any], **more: Any) -> BoughtProbes:
+    return make_plan(campaign(probe=IN_TIME, budget=spec_budget, **more)).budget
+
+
+@pytest.fixture(scope="module")
+def baseline() -> PlannedLayout:
+    """A baseline among all layouts of its plan."""
+    plan = all_of(campaign(probe=IN_TIME, baseline=BASELINE))
     assert plan.baseline is not None
-    assert plan.baseline.planned.rank > 2
-    assert (plan.baseline.planned.best_chance or 0.0) < 0.01
-    step_s = plan.baseline.planned.predicted.step_time_s
-    own_h, trials = 4 * (60 + 12 * step_s) / 3600, {"trials": 2}
-    alone, beside = bought(trials), bought({"trials": 3}, baseline=baseline)
+    return plan.baseline.planned
+
+
+@pytest.fixture(scope="module")
+def alone() -> BoughtProbes:
+    """What two trials buy without a baseline."""
+    return bought({"trials": 2})
+
+
+@pytest.fixture(scope="module")
+def own_s(baseline: PlannedLayout) -> float:
+    """Seconds of the baseline's probe: its start, and twelve steps."""
+    return 60 + 12 * baseline.predicted.step_time_s
+
+
+def test_a_baseline_may_be_none_of_the_best(baseline: PlannedLayout) -> None:
+    assert baseline.rank > 2
+    assert (baseline.best_chance or 0.0) < 0.01
+
+
+def test_trials_pay_the_probe_of_the_baseline_first(alone: BoughtProbes, own_s: float) -> None:
+    beside = bought({"trials": 3}, baseline=BASELINE)
     assert (alone.num_probes, beside.num_probes) == (2, 2)
-    assert (alone.baseline_s, beside.baseline_s) == (None, pytest.approx(60 + 12 * step_s))
+    assert (alone.baseline_s, beside.baseline_s) == (None, pytest.approx(own_s))
     assert beside.chance == alone.chance
-    assert beside.node_hours == pytest.approx(alone.node_hours + own_h)
-    assert bought({"trials": 1}, baseline=baseline).chance == 0.0
+    assert beside.node_hours == pytest.approx(alone.node_hours + 4 * own_s / 3600)
+
+
+def test_one_trial_buys_the_baseline_and_no_chance() -> None:
+    assert bought({"trials": 1}, baseline=BASELINE).chance == 0.0
+
+
+def test_node_hours_pay_the_probe_of_the_baseline_first(alone: BoughtProbes, own_s: float) -> None:
     hours = alone.node_hours
-    assert bought({"node_hours": hours * 1.0001}, baseline=baseline).num_probes < 2
-    paid = bought({"node_hours": (hours + own_h) * 1.0001}, baseline=baseline)
-    assert paid.num_probes == 2
-    text = text_of(make_plan(campaign(budget={"trials": 3}, baseline=baseline)))
+    short = bought({"node_hours": hours * 1.0001}, baseline=BASELINE)
+    paid = bought({"node_hours": (hours + 4 * own_s / 3600) * 1.0001}, baseline=BASELINE)
+    assert short.num_probes < paid.num_probes == 2
+
+
+def test_a_plan_says_that_the_baseline_is_measured_first() -> None:
+    text = text_of(make_plan(campaign(budget={"trials": 3}, baseline=BASELINE)))
     assert "the budget pays for the baseline, which is measured first, and 2 probes of the" in text
 
 

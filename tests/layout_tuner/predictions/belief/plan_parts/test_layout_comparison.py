@@ -13,10 +13,13 @@ from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.best_chances import LayoutDraws
 from layout_tuner.predictions.belief.known_measurements import Knowledge
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
-from layout_tuner.predictions.belief.plan import make_plan
-from layout_tuner.predictions.belief.plan_parts.layout_comparison import compare_layouts
+from layout_tuner.predictions.belief.plan import Plan, PlannedBaseline, make_plan
+from layout_tuner.predictions.belief.plan_parts.layout_comparison import (
+    LayoutComparison,
+    compare_layouts,
+)
 from layout_tuner.predictions.belief.plan_text import plan_lines
-from layout_tuner.predictions.estimator import Estimator
+from layout_tuner.predictions.estimator import Estimator, LayoutEstimate
 from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.search_spaces.layouts.layout import Layout
 from layout_tuner.search_spaces.layouts.layout_columns import LayoutColumns
@@ -32,28 +35,72 @@ def predictions(spec: CampaignSpec | None = None, **options: Any) -> LayoutPredi
     return LayoutPredictions(spec=spec or campaign(), **options)
 
 
-@pytest.mark.parametrize("software", ["", "megatron-lm"])
-def test_the_parts_of_step_and_memory_add_up_to_each_layouts_own_estimate(software: str) -> None:
+@pytest.fixture(scope="module", params=["", "megatron-lm"])
+def software(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def compared(software: str) -> LayoutComparison:
+    return compare_layouts(predictions(campaign(), software=software), FIRST, SECOND)
+
+
+SIDES = pytest.mark.parametrize(("side", "layout"), [("first", FIRST), ("second", SECOND)])
+
+
+def estimate_of(layout: Layout, software: str) -> LayoutEstimate:
     spec = campaign()
-    found = compare_layouts(predictions(spec, software=software), FIRST, SECOND)
-    estimator = Estimator(model=spec.model, cluster=spec.cluster, software=software)
-    for side, layout in (("first", FIRST), ("second", SECOND)):
-        estimate, figures = estimator.estimate(layout), getattr(found, side)
-        assert figures.layout_key == layout.key
-        assert figures.step_time_s == pytest.approx(estimate.step_time_s)
-        assert figures.objective_value == pytest.approx(estimate.tokens_per_s_per_device)
-        assert figures.peak_memory_bytes == pytest.approx(estimate.peak_memory_bytes)
-        assert figures.fits == pytest.approx(estimate.fits)
-        seconds = sum(getattr(each, side) for each in found.step)
-        assert seconds == pytest.approx(estimate.step_time_s)
-        fullest = max(estimate.stages, key=lambda stage: stage["peak_bytes"])
-        parts = {each.part: getattr(each, side) for each in found.memory}
-        assert parts["weights"] == fullest["weights_bytes"]
-        assert parts["activations"] == fullest["activations_bytes"]
-    assert found.ratio == pytest.approx(found.second.objective_value / found.first.objective_value)
-    differences = [abs(each.second - each.first) for each in found.step]
+    return Estimator(model=spec.model, cluster=spec.cluster, software=software).estimate(layout)
+
+
+@SIDES
+def test_the_figures_of_a_comparison_are_each_layouts_estimate(
+    compared: LayoutComparison, software: str, side: str, layout: Layout
+) -> None:
+    figures, estimate = getattr(compared, side), estimate_of(layout, software)
+    assert figures.layout_key == layout.key
+    names = {
+        "step_time_s": "step_time_s",
+        "objective_value": "tokens_per_s_per_device",
+        "peak_memory_bytes": "peak_memory_bytes",
+        "fits": "fits",
+    }
+    assert {name: getattr(figures, name) for name in names} == pytest.approx(
+        {name: getattr(estimate, of) for name, of in names.items()}
+    )
+
+
+@SIDES
+def test_the_parts_of_a_step_add_up_to_its_time(
+    compared: LayoutComparison, software: str, side: str, layout: Layout
+) -> None:
+    seconds = sum(getattr(each, side) for each in compared.step)
+    assert seconds == pytest.approx(estimate_of(layout, software).step_time_s)
+
+
+@SIDES
+def test_the_parts_of_memory_are_of_the_fullest_stage(
+    compared: LayoutComparison, software: str, side: str, layout: Layout
+) -> None:
+    stages = estimate_of(layout, software).stages
+    fullest = max(stages, key=lambda stage: stage["peak_bytes"])
+    parts = {each.part: getattr(each, side) for each in compared.memory}
+    assert parts["weights"] == fullest["weights_bytes"]
+    assert parts["activations"] == fullest["activations_bytes"]
+
+
+def test_a_comparison_has_the_ratio_of_the_objectives(compared: LayoutComparison) -> None:
+    ratio = compared.second.objective_value / compared.first.objective_value
+    assert compared.ratio == pytest.approx(ratio)
+
+
+def test_parts_of_a_step_that_differ_most_come_first(compared: LayoutComparison) -> None:
+    differences = [abs(each.second - each.first) for each in compared.step]
     assert differences == sorted(differences, reverse=True)
-    assert {(each.knob, each.first, each.second) for each in found.changes} == {
+
+
+def test_a_comparison_lists_the_knobs_that_change(compared: LayoutComparison) -> None:
+    assert {(each.knob, each.first, each.second) for each in compared.changes} == {
         ("tp", 8, 2),
         ("pp", 1, 2),
         ("dp", 4, 8),
@@ -102,28 +149,48 @@ def test_reversing_the_two_reverses_the_comparison() -> None:
     assert one.second_is_better == pytest.approx(1 - two.second_is_better)
 
 
-def test_a_plan_says_how_good_the_baseline_is_and_what_to_change() -> None:
-    space = SPACE | {"num_nodes": 4}
-    spec = campaign(space=space, baseline=FIRST.to_mapping())
-    plan = make_plan(spec, top=3)
-    everything = make_plan(campaign(space=space), top=1000)
-    ranks = {each.layout_key: each.rank for each in everything.layouts}
+ON_FOUR = SPACE | {"num_nodes": 4}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """The three best layouts, and a baseline that is none of them."""
+    return make_plan(campaign(space=ON_FOUR, baseline=FIRST.to_mapping()), top=3)
+
+
+@pytest.fixture(scope="module")
+def beside(plan: Plan) -> PlannedBaseline:
+    """What the plan says of its baseline."""
     assert plan.baseline is not None
-    assert plan.baseline.to_best is not None
-    baseline = plan.baseline.planned
-    assert (baseline.rank, baseline.layout) == (ranks[FIRST.key], FIRST)
-    assert baseline.rank > 3
-    assert plan.rows == (*plan.layouts, baseline)
+    return plan.baseline
+
+
+def test_a_baseline_has_its_rank_among_all_layouts(beside: PlannedBaseline) -> None:
+    everything = make_plan(campaign(space=ON_FOUR), top=1000)
+    ranks = {each.layout_key: each.rank for each in everything.layouts}
+    assert (beside.planned.rank, beside.planned.layout) == (ranks[FIRST.key], FIRST)
+
+
+def test_a_baseline_is_a_row_after_the_best(plan: Plan, beside: PlannedBaseline) -> None:
+    assert beside.planned.rank > 3
+    assert plan.rows == (*plan.layouts, beside.planned)
+
+
+def test_a_baseline_is_compared_with_the_best(plan: Plan, beside: PlannedBaseline) -> None:
     best = plan.layouts[0]
-    assert plan.baseline.to_best.second.layout_key == best.layout_key
-    assert plan.baseline.to_best.ratio == pytest.approx(
-        best.objective_value / baseline.objective_value
-    )
+    assert beside.to_best is not None
+    assert beside.to_best.second.layout_key == best.layout_key
+    ratio = best.objective_value / beside.planned.objective_value
+    assert beside.to_best.ratio == pytest.approx(ratio)
+
+
+def test_a_plan_says_what_to_change_of_the_baseline(plan: Plan, beside: PlannedBaseline) -> None:
     text = " ".join(" ".join(plan_lines(plan, 100)).split())
-    assert f"baseline is rank {baseline.rank} of {plan.num_legal}: rank 1 gives" in text
-    for change in plan.baseline.to_best.changes:
-        assert f"{change.first} -> {change.second}" in text
+    said = f"baseline is rank {beside.planned.rank} of {plan.num_legal}: rank 1 gives"
+    assert said in text
     assert "(baseline)" in text
+    changes = [f"{each.first} -> {each.second}" for each in beside.to_best.changes]
+    assert [change for change in changes if change not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from layout_tuner.trainers.found_jobs.completed_job import completed
+from layout_tuner.trainers.found_jobs.completed_job import CompletedJob, completed
 from layout_tuner.trainers.found_jobs.found_job import FoundJob, JobFileInvalidError
 from layout_tuner.trainers.found_jobs.job_file import JobFile
 from layout_tuner.trainers.found_jobs.known_models import known_model
@@ -59,16 +59,20 @@ def read(text: str, folder: Path | None = None) -> FoundJob:
     return found[0]
 
 
-def test_an_experiment_is_its_overrides_over_the_trainers_own_files() -> None:
+def test_an_experiment_names_its_trainer_and_model() -> None:
     job = read(experiment())
-    assert (job.format, job.trainer, job.model_name) == (
-        "primus",
-        "megatron-lm",
-        "llama3.1_8B.yaml",
-    )
+    read_as = (job.format, job.trainer, job.model_name)
+    assert read_as == ("primus", "megatron-lm", "llama3.1_8B.yaml")
     assert not job.not_understood
-    whole = completed(job, num_nodes=2, devices_per_node=8)
-    assert whole.layout.to_mapping() == {
+
+
+@pytest.fixture(scope="module")
+def on_two_nodes() -> CompletedJob:
+    return completed(read(experiment()), num_nodes=2, devices_per_node=8)
+
+
+def test_the_layout_of_an_experiment_is_its_overrides(on_two_nodes: CompletedJob) -> None:
+    assert on_two_nodes.layout.to_mapping() == {
         "num_nodes": 2,
         "tp": 4,
         "pp": 2,
@@ -82,11 +86,20 @@ def test_an_experiment_is_its_overrides_over_the_trainers_own_files() -> None:
         "sequence_parallel": True,
         "precision": "bf16",
     }
-    assert whole.model.num_layers == 32
-    assert whole.model.num_kv_heads == 8
-    assert whole.model.seq_length == 8192
-    assert whole.model.vocab_size == 128512  # to a multiple of 128 * tp
-    assumed = {each.field: each.why for each in job.assumed}
+
+
+def test_the_model_of_an_experiment_is_its_file_and_overrides(on_two_nodes: CompletedJob) -> None:
+    shape = {
+        "num_layers": 32,
+        "num_kv_heads": 8,
+        "seq_length": 8192,
+        "vocab_size": 128512,  # to a multiple of 128 * tp
+    }
+    assert {name: getattr(on_two_nodes.model, name) for name in shape} == shape
+
+
+def test_fields_of_the_trainers_own_files_say_where_they_stand() -> None:
+    assumed = {each.field: each.why for each in read(experiment()).assumed}
     assert assumed["precision"] == "Primus' pre_trainer.yaml, bf16: true"
     assert assumed["model.hidden_size"] == "Primus' llama3.1_8B.yaml, hidden_size: 4096"
 
