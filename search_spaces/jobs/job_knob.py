@@ -38,7 +38,7 @@ KNOB_KINDS: Final[tuple[KnobKind, ...]] = get_args(KnobKind)
 
 Touched = Literal["tp", "cp", "ep", "dp", "pp", "host", "compute", "optimizer"]
 """Named groups of terms of a step: communication over an axis, work of the host, products and other
-kernels, and the optimizer (`predictions.belief.job_knobs.knob_factors`)."""
+kernels, and the optimizer (`predictions.belief.job_knobs.knob_step_time`)."""
 TOUCHED: Final[tuple[Touched, ...]] = get_args(Touched)
 
 MemoryPart = Literal["weights", "gradients", "optimizer", "activations", "all"]

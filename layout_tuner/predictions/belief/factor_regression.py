@@ -31,7 +31,7 @@ says little."""
 class StepFactors:
     """Normal distribution of log(factor / `PRIOR`), of each term and of the whole step.
 
-    Behind these may stand logarithms of factors of job knobs (`job_knobs.knob_factors`).
+    Behind these may stand logarithms of factors of job knobs (`job_knobs.knob_step_time`).
     """
 
     mean: Floats

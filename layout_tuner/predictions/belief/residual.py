@@ -45,8 +45,8 @@ _NOISES: Final = (0.02, 0.06)
 SETTING_DISTANCE: Final = 0.1
 """Distance of two jobs that differ in whether they have a value of a job knob, in doublings of a
 knob of the layout. The residuals of two such jobs of a layout then differ by 1 %, one standard
-deviation: what a value does is learnt as factors (`job_knobs.knob_factors`). At a distance of 0.5,
-4 %, a search tried one setting after the other of the best layout that it had."""
+deviation: what a value does is learnt as factors (`job_knobs.knob_step_time`). At a distance of
+0.5, 4 %, a search tried one setting after the other of the best layout that it had."""
 _LIKELY_AMPLITUDE: Final = 0.2
 """Closed forms are off by 15 to 19 % on the mean of 109 published multi-node runs (Calculon,
 vTrain, llm-analysis)."""

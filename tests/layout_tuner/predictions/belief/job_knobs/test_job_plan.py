@@ -10,7 +10,7 @@ import pytest
 
 from layout_tuner.errors import LayoutInvalidError
 from layout_tuner.predictions.belief.job_knobs.job_ranking import rank_jobs
-from layout_tuner.predictions.belief.job_knobs.knob_gains import KnobGain
+from layout_tuner.predictions.belief.job_knobs.plan_gains import KnobGain
 from layout_tuner.predictions.belief.known_measurements import Knowledge, Sample
 from layout_tuner.predictions.belief.layout_predictions import LayoutPredictions
 from layout_tuner.predictions.belief.plan import Plan, make_plan
