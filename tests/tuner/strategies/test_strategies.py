@@ -288,6 +288,15 @@ def test_the_communication_of_a_step_takes_the_seconds_worked_out_by_hand(
     assert communication_s(columns, MODEL, MACHINE)[0] == pytest.approx(expected_s)
 
 
+def test_replicas_sum_the_weights_of_every_expert_once() -> None:
+    small = replace(resolve_model("qwen3-30b-a3b"), num_layers=2, num_experts=8)
+    large = replace(small, num_experts=16)
+    columns = LayoutColumns.of_each([layout(dp=16)])
+    small_s, large_s = (communication_s(columns, model, MACHINE)[0] for model in (small, large))
+    more = large.num_layer_matrix_parameters - small.num_layer_matrix_parameters
+    assert large_s - small_s == pytest.approx(8 * 2 * more * 15 / 16 / 200e9)
+
+
 def test_layers_that_recompute_communicate_again() -> None:
     half, every = (
         layout(tp_columns=8, recompute="full", recompute_layers=layers) for layers in ("1", "all")
