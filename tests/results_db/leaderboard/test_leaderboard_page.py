@@ -50,7 +50,7 @@ def test_a_kept_leaderboard_goes_when_a_trial_of_it_ends(store: Store, campaign:
 
 
 def test_a_repeated_layout_is_on_the_front_at_its_median(store: Store) -> None:
-    campaign = make_campaign(store, objectives=["tokens_per_s", "memory_headroom"])
+    campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
     for tokens_per_s in (1000.0, 250.0):  # 400 at the median
         run_trial(store, campaign, tokens_per_s=tokens_per_s)
     steady = run_trial(store, campaign, Layout(num_microbatches=2), tokens_per_s=600.0)
