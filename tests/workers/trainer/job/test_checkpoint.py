@@ -371,6 +371,16 @@ def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -
         make_job(tmp_path, make_layout()).refuse_unusable()
 
 
+def test_a_rank_that_does_not_see_the_directory_ends_the_job(tmp_path: Path) -> None:
+    def enter_a_folder_of_its_own(rank: int) -> None:
+        (tmp_path / str(rank)).mkdir()
+        os.chdir(tmp_path / str(rank))
+
+    job = make_job(Path(), make_layout(dp=2))
+    with pytest.raises(RanksFailedError, match=r"rank 1 on .* does not see the checkpoint direct"):
+        run_job(job, enter_a_folder_of_its_own)
+
+
 def test_a_full_disk_ends_the_job_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     """The kernel refuses to write files past a size: as a full disk would, to each write."""
     layout = make_layout(dp=2, zero_stage=1)
