@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -27,7 +28,7 @@ from layout_tuner.search_spaces.campaigns.campaign import CampaignSpec
 from layout_tuner.timing_mark import LONGEST_WAIT_S, TIMING_VARIABLE, timing
 from layout_tuner.tuner.driver import background_work
 from layout_tuner.tuner.driver.driver import Driver
-from layout_tuner.tuner.driver.process import HeldLease, Standby
+from layout_tuner.tuner.driver.process import HeldLease, Standby, StopRequest
 from tests.kit.postgres import upgraded
 from tests.kit.python_process import printed_by
 from tests.kit.store import TimelyStore
@@ -69,6 +70,12 @@ def test_the_linear_algebra_of_a_driver_has_one_thread(monkeypatch: pytest.Monke
 
 def test_help_imports_no_database_and_a_driver_imports_strategies_only_when_they_are_used() -> None:
     assert "Drive the campaigns" in printed_by(IMPORTS)
+
+
+def test_a_signal_ends_a_pause_of_any_length() -> None:
+    request = StopRequest()
+    threading.Timer(0.2, request.note, (signal.SIGTERM, None)).start()
+    assert request.wait(3600.0)
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
