@@ -74,6 +74,15 @@ train(tokens=128)
 """
 
 
+# The other node is silent: its reports alone would be a measurement.
+RANK_OF_ANOTHER_NODE = """
+if RANK == 1:
+    time.sleep(600)
+os.environ["RANK"] = "2"
+train()
+"""
+
+
 def run_across(nodes: SeveralLocalNodes, code: str, **fields: Any) -> Outcome:
     layout = Layout(dp=4, num_nodes=2)
     return run(nodes, python_trainer(code, **fields), layout=layout, cluster=ACROSS)
@@ -87,7 +96,7 @@ def test_a_program_on_two_nodes_has_a_rank_for_each_device(two_nodes: SeveralLoc
 def test_a_program_of_one_process_a_node_has_its_nodes_rank(two_nodes: SeveralLocalNodes) -> None:
     outcome = run_across(two_nodes, MEET_OVER_NODES + RANK_OF_EACH_NODE, processes_per="node")
     assert measured(outcome).tokens_per_step == 128
-    liar = run_across(two_nodes, "os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
+    liar = run_across(two_nodes, RANK_OF_ANOTHER_NODE, processes_per="node")
     assert "the program reported as rank 2, and its ranks are 0 to 1" in liar.message
 
 
