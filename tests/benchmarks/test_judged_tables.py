@@ -122,7 +122,7 @@ def test_rows_that_lack_something_are_judged_apart() -> None:
     assert intervals_rows({"some": [said, other, lacking]})[-1][1] == "2"
 
 
-def test_recorded_rows_are_asked_for_or_left_out() -> None:
+def test_rows_are_recorded_if_something_is_asked_of_their_table() -> None:
     rows = [judged(1.0, 1.0, columns={LACKS: lacks}) for lacks in ("", "offload")]
     recorded = {
         title

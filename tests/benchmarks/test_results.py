@@ -54,10 +54,13 @@ def test_the_search_section_is_written_as_it_was_read(copied: Path) -> None:
     assert copied.read_text() == before
 
 
-def test_of_most_parts_of_a_search_promises_alone_are_kept() -> None:
+def test_only_promises_are_kept_of_most_parts_of_a_search() -> None:
     found = SearchRecord(intro="", header=RECORDED, how="2026-01-01; A; numpy 1")
-    promise = Promise(what="probes", asked="2", measured=3.0, most=2.0)
     for title in ("first-probe", KEPT[0]):
+        promise = Promise(what=f"probes of {title}", asked="2", measured=3.0, most=2.0)
         found.add(Part(title=title, text="said", promises=(promise,)), "2026-01-02; B; numpy 1")
     assert found.parts == {KEPT[0]: "said\n\n2026-01-02; B; numpy 1."}
-    assert found.promises == {"probes": ("probes", "2", "3", "**no**", "2026-01-02; B")}
+    assert found.promises == {
+        what: (what, "2", "3", "**no**", "2026-01-02; B")
+        for what in ("probes of first-probe", f"probes of {KEPT[0]}")
+    }

@@ -19,7 +19,5 @@ from layout_tuner.units import memory
         (1 << 40, "1 TiB"),
     ],
 )
-def test_memory_is_in_the_largest_unit_of_which_it_has_one(
-    value_bytes: int | None, text: str
-) -> None:
+def test_memory_is_in_the_largest_unit_that_fits(value_bytes: int | None, text: str) -> None:
     assert memory(value_bytes) == text

@@ -125,23 +125,20 @@ def on_ray(site: SlurmSite, tmp_path_factory: pytest.TempPathFactory) -> RayAllo
     exported = "--sbatch-option=--export=NONE"
     job = bench.submit("--end-when-idle=5m", exported, environment=variables)
     tasks = ("worker", "ray-n1", "ray-n2")
-    arguments = {task: bench.wait_for(f"{task}.arguments").split("\n")[:-1] for task in tasks}
-    wait_until(
-        "a step has the site's variable",
-        lambda: "SITES=own" in bench.note("ray-n2.environment").splitlines(),
-        60,
-    )
-    worker = arguments["worker"]
-    allocation = RayAllocation(
-        job=job,
-        worker=worker,
-        described=json.loads(Path(worker[worker.index("--cluster") + 1]).read_text()),
-        ray={node: arguments[f"ray-{node}"] for node in ("n1", "n2")},
-        environments={task: bench.note(f"{task}.environment").splitlines() for task in tasks},
-        log=bench.log(),
-    )
-    site.cancel_everything()
-    return allocation
+    try:
+        arguments = {task: bench.wait_for(f"{task}.arguments").split("\n")[:-1] for task in tasks}
+        environments = {task: bench.wait_for(f"{task}.environment").splitlines() for task in tasks}
+        worker = arguments["worker"]
+        return RayAllocation(
+            job=job,
+            worker=worker,
+            described=json.loads(Path(worker[worker.index("--cluster") + 1]).read_text()),
+            ray={node: arguments[f"ray-{node}"] for node in ("n1", "n2")},
+            environments=environments,
+            log=bench.log(),
+        )
+    finally:
+        site.cancel_everything()
 
 
 def test_a_ray_allocation_has_a_ray_task_a_node(on_ray: RayAllocation) -> None:

@@ -277,7 +277,7 @@ WITHOUT = 'import sys\nfor name in ("ray", "deephyper", "pyarrow"):\n    sys.mod
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the report of a quick check on a CPU, without those packages."""
+    """The folder with the report of a quick check on a CPU, without ray, deephyper and pyarrow."""
     folder = tmp_path_factory.mktemp("check")
     (folder / "sitecustomize.py").write_text(WITHOUT)
     out = folder / "out"
@@ -291,28 +291,28 @@ def report(checked: Path) -> dict[str, Any]:
     return dict(json.loads((checked / "gpu-check.json").read_text()))
 
 
-def on_one_device(test: Any) -> Any:
+def whole_check(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.ranks(pytest.mark.timeout(300)(test)))
 
 
-@on_one_device
+@whole_check
 def test_each_step_passes(report: dict[str, Any]) -> None:
     assert report["passed"] is True
     assert {step["status"] for step in report["steps"]} == {"passed"}
 
 
-@on_one_device
+@whole_check
 def test_the_report_has_a_format_and_a_version(report: dict[str, Any]) -> None:
     assert (report["format"], report["version"]) == ("layout-tuner/gpu-check", 1)
 
 
-@on_one_device
+@whole_check
 def test_layouts_fail_as_they_are_meant_to(report: dict[str, Any]) -> None:
     states = [each["reason"] or each["state"] for each in report["layouts"]]
     assert sorted(states) == [*["COMPLETED"] * 3, *["out_of_memory"] * MEANT_TO_FAIL]
 
 
-@on_one_device
+@whole_check
 def test_each_layout_is_predicted_to_end_as_it_does(report: dict[str, Any]) -> None:
     for each in report["layouts"]:
         assert each["predicted_step_time_s"] > 0
@@ -320,7 +320,7 @@ def test_each_layout_is_predicted_to_end_as_it_does(report: dict[str, Any]) -> N
         assert (each["predicted_fits"] > 0.5) == (each["state"] == "COMPLETED")
 
 
-@on_one_device
+@whole_check
 def test_predictions_are_compared_with_measurements(report: dict[str, Any]) -> None:
     compared = report["comparison"]["all"]
     assert compared["num_compared"] == 3
@@ -328,13 +328,13 @@ def test_predictions_are_compared_with_measurements(report: dict[str, Any]) -> N
     assert compared["peak_memory_median_error"] < 0.05
 
 
-@on_one_device
+@whole_check
 def test_the_device_is_calibrated_and_trains(report: dict[str, Any]) -> None:
     assert report["calibration"]["constants"]["peak_flops_per_s"]["fp32"] > 0
     assert report["training"]["tokens_per_s"] > 0
 
 
-@on_one_device
+@whole_check
 def test_the_page_shows_the_report(checked: Path, report: dict[str, Any]) -> None:
     assert len(tags_of(report)) > 50
     assert (checked / "gpu-check.html").read_text() == page_of(report)

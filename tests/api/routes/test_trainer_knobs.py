@@ -143,7 +143,7 @@ def test_a_trainer_that_a_worker_declares_is_read(api: Api) -> None:
 
 def test_the_needs_of_a_declared_value_are_one_condition(api: Api) -> None:
     needs = [{"value": True, "when": each} for each in ("tp > 1", "pp > 1 or ep > 1")]
-    api.register("t2", cluster="told", **declared(knobs={"chunk": CHUNK}))
+    api.register("t2", cluster="told", **declared(knobs={"chunk": CHUNK}))  # the newest counts
     api.register("t3", cluster="told", **declared(knobs={"fused": {**FUSED, "needs": needs}}))
     (fused,) = client_of(api).trainer("ours").knobs
     assert fused.needs == {"true": "tp > 1 and (pp > 1 or ep > 1)"}

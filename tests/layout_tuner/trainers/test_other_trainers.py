@@ -97,12 +97,12 @@ def test_torchtitan_gathers_keys_or_passes_them_around(
 
 
 @pytest.mark.parametrize("name", TITANS)
-def test_torchtitan_has_no_degree_for_a_whole_context(name: str) -> None:
+def test_torchtitan_states_no_context_degree_without_cp(name: str) -> None:
     assert "context_parallel_degree" not in values(name, **BF16)["parallelism"]
 
 
 @pytest.mark.parametrize("name", TITANS)
-def test_torchtitan_lacks_exchanges_and_shards_over_the_context(name: str) -> None:
+def test_torchtitan_lacks_a2a_and_unsharded_weights_with_cp(name: str) -> None:
     found = lacking(name, cp=2, cp_comm_type="a2a", **BF16)
     assert set(found) == {"zero_stage", "cp_comm_type"}
     assert "cp=2" in found["zero_stage"]

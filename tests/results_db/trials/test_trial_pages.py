@@ -273,7 +273,7 @@ def test_each_metric_has_a_least_and_a_most_that_include_their_ends(two: Store) 
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_trials_are_held_to_all_conditions_of_a_filter(two: Store) -> None:
+def test_all_conditions_of_a_filter_must_hold(two: Store) -> None:
     campaign = two.campaigns.by_name("first").id
     run_trial(two, campaign, Layout(tp=4), failed("crashed"))
     two.trials.add(campaign, Layout(tp=8))

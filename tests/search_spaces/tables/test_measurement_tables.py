@@ -320,8 +320,8 @@ PRESET_OF_DEVICE = {
 
 @pytest.mark.parametrize("device", PRESET_OF_DEVICE)
 def test_a_device_of_another_preset_has_its_speeds(device: str) -> None:
-    cluster = read_table(make_text({**ON_H100, "device": device})).cells[0].cluster
-    preset = CLUSTER_PRESETS[PRESET_OF_DEVICE[device]]
+    (cell,) = read_table(make_text({**ON_H100, "device": device})).cells
+    cluster, preset = cell.cluster, CLUSTER_PRESETS[PRESET_OF_DEVICE[device]]
     names = (
         *("device", "peak_flops_per_s", "memory_bandwidth_bytes_per_s"),
         *("intra_node_bandwidth_bytes_per_s", "shared_intra_node_path"),
@@ -358,9 +358,9 @@ def test_a_clusters_own_device_leaves_its_links_as_they_are() -> None:
     """Also where another preset has the same device."""
     four = make_row(cluster="a100-sxm-4", device_memory_gb=40)
     device = CLUSTER_PRESETS["a100-sxm"].device
-    cluster = read_table(make_text({**four, "device": device})).cells[0].cluster
+    (cell,) = read_table(make_text({**four, "device": device})).cells
     near = CLUSTER_PRESETS["a100-sxm-4"].intra_node_bandwidth_bytes_per_s
-    assert cluster.intra_node_bandwidth_bytes_per_s == near
+    assert cell.cluster.intra_node_bandwidth_bytes_per_s == near
 
 
 def test_a_device_has_its_speeds_in_a_cluster_without_a_preset() -> None:

@@ -411,7 +411,9 @@ class GuidedCampaign:
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuidedCampaign]:
-    with closing(TimelyStore.open(upgraded(tmp_path_factory.mktemp("guided")))) as store:
+    with closing(
+        TimelyStore.open(upgraded(tmp_path_factory.mktemp("guided")), clock=TurnableClock())
+    ) as store:
         campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 5}))
         at_first = CampaignSearch.rebuild(campaign.record, [])
         campaign.to_end()
@@ -442,9 +444,7 @@ def test_a_guided_search_says_what_its_predictions_rest_on(guided: GuidedCampaig
     assert (sources[0], sources[-1]) == ("estimates", "calibrated")
 
 
-def test_a_kept_prediction_is_of_its_moment(
-    guided: GuidedCampaign,
-) -> None:
+def test_a_kept_prediction_is_of_its_moment(guided: GuidedCampaign) -> None:
     first = guided.trials[0]
     kept, expected = guided.kept[0].prediction, guided.at_first.predict(first.layout)
     assert kept.step_time_s == pytest.approx(expected.step_time_s)

@@ -73,9 +73,13 @@ def test_help_imports_no_database_and_a_driver_imports_strategies_only_when_they
 
 
 def test_a_signal_ends_a_pause_of_any_length() -> None:
-    request = StopRequest()
-    threading.Timer(0.2, request.note, (signal.SIGTERM, None)).start()
-    assert request.wait(3600.0)
+    request, main = StopRequest(), threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, request.note)
+    try:
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+        assert request.wait(3600.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -77,10 +77,16 @@ def test_stated_kinds_are_simulated_as_short_forms(knobs: dict[str, Any]) -> Non
 
 
 def test_sums_over_tensor_columns_lengthen_both_passes() -> None:
-    block = BlockTimes(make_layout(tp=2, tp_columns=2), QWEN, MACHINE)
-    tp = AXES.index("tp")
-    assert block.forward[tp] > block._norm_sums_s > 0
-    assert block.backward(weights_later=False)[tp] > block._norm_sums_s
+    def tp_s(**parts_s: float) -> list[float]:
+        block = BlockTimes(make_layout(tp=2, tp_columns=2), QWEN, MACHINE)
+        vars(block).update(parts_s)
+        passes = block.forward, block.backward(weights_later=False)
+        return [float(each[AXES.index("tp")]) for each in passes]
+
+    without = tp_s(_norm_sums_s=0.0, _column_sums_s=0.0)
+    forward_s, backward_s = tp_s(_norm_sums_s=1.0, _column_sums_s=2.0)
+    assert forward_s - without[0] == pytest.approx(3.0)
+    assert backward_s - without[1] == pytest.approx(1.0)
 
 
 def test_halves_of_a_layer_cost_as_much_as_the_layer() -> None:

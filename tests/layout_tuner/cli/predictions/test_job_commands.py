@@ -249,7 +249,7 @@ def test_the_job_is_the_baseline_of_its_campaign(campaign: WrittenCampaign) -> N
     assert (baseline.tp, baseline.dp, baseline.num_nodes) == (4, 4, 4)
 
 
-def test_a_campaign_of_a_job_is_one_that_a_service_reads(campaign: WrittenCampaign) -> None:
+def test_a_campaign_of_a_job_has_its_name_trainer_and_cluster(campaign: WrittenCampaign) -> None:
     spec = campaign.spec
     assert (spec.name, spec.probe.trainer, spec.cluster.name) == ("job", "megatron-lm", "h100-sxm")
     assert spec.probe.fidelity == "auto"  # the entry has {num_layers}
@@ -268,7 +268,7 @@ def test_the_entry_of_a_job_is_one_that_a_worker_reads(campaign: WrittenCampaign
     assert trainer.working_directory == str(campaign.folder)
 
 
-def test_a_probe_of_a_job_saves_nothing_and_that_is_said(campaign: WrittenCampaign) -> None:
+def test_a_probe_leaves_out_saving_and_what_the_tuner_sets(campaign: WrittenCampaign) -> None:
     assert not {"--save", "--micro-batch-size", "--bf16"} & set(campaign.trainer.command)
     assert "--save" in campaign.printed
 

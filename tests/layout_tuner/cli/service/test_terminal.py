@@ -247,8 +247,9 @@ def watched(request: pytest.FixtureRequest, served: ServeProcess) -> Watched:
         first = Screen(columns).after(terminal.so_far())
         before = len(terminal.so_far())
         with closing(TimelyStore(DataDir(served.data_dir).database_url)) as store:
-            campaign = store.campaigns.by_name("hostile").id
-            (store.campaigns.pause if columns == 20 else store.campaigns.resume)(campaign)
+            campaign = store.campaigns.by_name("hostile")
+            change = store.campaigns.resume if campaign.state == "PAUSED" else store.campaigns.pause
+            change(campaign.id)
             wait_until("it has changed", lambda: len(terminal.so_far()) > before)
         wait_until("it is whole", lambda: Screen(columns).after(terminal.so_far())[-1] != "")
         shown = Screen(columns).after(terminal.so_far())
