@@ -33,10 +33,6 @@ while :; do sleep 0.1; done
 """
 
 
-ON_FIRST_NODES = "--sbatch-option=--nodelist=n1,n2"
-"""Slurm takes another node while one that the last test has used is not idle yet."""
-
-
 @dataclass
 class Bench:
     """A directory with a cluster's file, a token, and a virtual environment of the stand-in."""
@@ -127,7 +123,7 @@ def on_ray(site: SlurmSite, tmp_path_factory: pytest.TempPathFactory) -> RayAllo
     # What the job exports is the script's own environment, whatever it was submitted with.
     variables = {"NOTES": str(bench.directory / "notes"), "SITES": "own"}
     exported = "--sbatch-option=--export=NONE"
-    job = bench.submit("--end-when-idle=5m", ON_FIRST_NODES, exported, environment=variables)
+    job = bench.submit("--end-when-idle=5m", exported, environment=variables)
     tasks = ("worker", "ray-n1", "ray-n2")
     try:
         arguments = {task: bench.wait_for(f"{task}.arguments").split("\n")[:-1] for task in tasks}
@@ -189,7 +185,7 @@ def test_the_job_ends_as_its_worker_ends_and_takes_everything_along(bench: Bench
 
 def test_a_cancelled_allocation_lets_its_worker_end_first(bench: Bench) -> None:
     (bench.directory / "notes" / "slow").touch()
-    job = bench.submit(ON_FIRST_NODES)
+    job = bench.submit()
     bench.wait_for("worker.arguments")
     bench.wait_for("ray-n2.arguments")
     ends(bench.call("cancel", str(job)), 0, "returns its trials first")
@@ -212,7 +208,7 @@ def test_the_worker_is_told_before_the_wall_time_is_over(bench: Bench) -> None:
 
 
 def test_a_lost_node_does_not_end_the_allocation(bench: Bench) -> None:
-    job = bench.submit(ON_FIRST_NODES)
+    job = bench.submit()
     bench.wait_for("ray-n2.arguments")
     bench.wait_for("worker.arguments")
     bench.site.lose_node("n2")
@@ -265,19 +261,11 @@ def test_an_srun_allocation_runs_lines_of_shell_and_then_a_worker_alone(bench: B
         assert line in lines
 
 
-@pytest.fixture
-def jobs(bench: Bench) -> tuple[int, int, int]:
-    """A job of somebody's, and two allocations: one runs, and one waits."""
+def test_list_shows_our_allocations_alone_and_cancel_ends_no_other_job(bench: Bench) -> None:
     other = bench.site.submit("--wrap", "sleep 1000", "--comment=not-ours", "-w", "n4")
-    running = bench.submit(ON_FIRST_NODES)
+    running = bench.submit()
     waiting = bench.submit("--nodes=4")
-    for task in ("worker", "ray-n1", "ray-n2"):  # a task that still starts may outlive its job
-        bench.wait_for(f"{task}.arguments")
-    return other, running, waiting
-
-
-def test_list_shows_our_allocations_alone(bench: Bench, jobs: tuple[int, int, int]) -> None:
-    _, running, waiting = jobs
+    bench.wait_for("worker.arguments")
     listed = {job["job_id"]: job for job in json.loads(bench.call("list", "--json").stdout)}
     assert set(listed) == {str(running), str(waiting)}
     assert listed[str(running)]["state"] == "RUNNING"
@@ -286,14 +274,11 @@ def test_list_shows_our_allocations_alone(bench: Bench, jobs: tuple[int, int, in
     table = bench.call("list").stdout
     assert str(running) in table
     assert "pending" in table
-
-
-def test_cancel_ends_no_other_job(bench: Bench, jobs: tuple[int, int, int]) -> None:
-    other, running, waiting = jobs
     for job, says in ((other, "is not an allocation that you submitted"), (1, "there is no job 1")):
         ends(bench.call("cancel", str(job)), 1, says)
     ends(bench.call("cancel", str(waiting)), 0)
     assert bench.site.state(waiting) == "CANCELLED"
+    bench.wait_for("ray-n2.arguments")
     ends(bench.call("cancel", str(running), "--now"), 0)
     assert bench.site.wait_for_end(running)["JobState"] == "CANCELLED", "no process is left"
     assert bench.site.state(other) == "RUNNING"
