@@ -1,1 +1,1 @@
-"""Tokens, ownership and the audit log."""
+"""Tokens, sessions, owners and groups, visibility, shares, quotas and webhooks."""

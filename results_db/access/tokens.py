@@ -1,8 +1,8 @@
-"""Tokens, owners and the audit log.
+"""Tokens; the owners of campaigns and trials; the list of the audit log.
 
 A token is 256 random bits, so that one round of SHA-256 hides it: no dictionary contains it. It is
-shown once, when it is created; the database keeps only its hash. Audit rows are written in the
-transaction of the change (`StoreSection._audit`).
+shown once, when it is created; the database keeps only its hash. Entries of the audit
+log are written in the transaction of the change (`database.audit_log`).
 
 A command line that signed in by a device code (RFC 8628) has a short token, and a secret that
 replaces it: a key, which stays, and a part that each use replaces. A part that was used before ends
